@@ -25,6 +25,7 @@ from sfumato.questions.heavy_hitters.plan import (
 )
 from sfumato.questions.promise import ZERO_ITEMS, collusion_assumptions, sum_visibility
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
 from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
 from sfumato.sketch.sampled import UNITS
@@ -114,6 +115,14 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         "words": -(-design.task(0).message_bits // WORD_BITS),
         "least_order_of_words": least,
         **traffic,
+        **server_cost(
+            [
+                (design.task(number), study.devices // study.round_count)
+                for number in range(study.round_count)
+            ],
+            lookups=0,
+            items=items / study.threshold,
+        ),
         "rounds": study.round_count,
         "assumes": "nothing about the data"
         if not with_counts or study.round_count == 1 or study.cohorts == "different"
