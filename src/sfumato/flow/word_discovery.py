@@ -268,7 +268,7 @@ class FragmentPuzzle:
         for tag in sorted(set.intersection(*(set(place) for place in fragments))):
             rows = np.empty((1, 0), dtype=np.uint16)
             for pairs in (place[tag] for place in fragments):
-                most = max(1, MOST_JOINS // rows.shape[0])
+                most = max(1, MOST_JOINS // max(rows.shape[0], 1))
                 left_out += max(0, len(pairs) - most)
                 pairs = pairs[:most].astype(np.uint16)
                 rows = np.concatenate(
@@ -524,9 +524,9 @@ def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F6
         if not fresh.any():
             break
         passed |= fresh
-        held = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / _gain(oracle)
+        fill = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / _gain(oracle)
         before = table
-        table = _without(cells, _expected(points[passed], held, hashes, shares, oracle.width))
+        table = _without(cells, _expected(points[passed], fill, hashes, shares, oracle.width))
         if float(table.var(axis=1).sum()) > (1 - debias.MATTERS) * float(before.var(axis=1).sum()):
             break
     passed |= heights > limit
@@ -549,11 +549,11 @@ def _without(cells: F64, expected: F64) -> F64:
     return np.where(crowded, rest[:, None], table)
 
 
-def _expected(points: U64, held: F64, hashes: U64, shares: F64, width: int) -> F64:
+def _expected(points: U64, fill: F64, hashes: U64, shares: F64, width: int) -> F64:
     """The cells that these items fill on average, spread over the rows by their shares."""
     table = np.zeros((shares.size, width))
     rows = np.arange(shares.size)
-    for point, count in zip(points, held, strict=True):
+    for point, count in zip(points, fill, strict=True):
         cells = local.row_cells(np.full(rows.size, point, dtype=np.uint64), rows, hashes, width)
         table[rows, cells] += count * shares
     return table
@@ -577,7 +577,7 @@ def _list_words(
         passed, _, height = _test(rows, tally, rate / PASSES, rate / PASSES)
         limit = height * _gain(oracle) / (1 - oracle.collision)
         listed = np.flatnonzero(passed)
-    found: dict[str, Any] = {"counts": empty, "standard_error": empty, "estimates": None}
+    numbers: dict[str, Any] = {"counts": empty, "standard_error": empty, "estimates": None}
     if listed.size:
         none = _points(np.zeros((1, rows.shape[1]), dtype=np.uint16), oracle)
         estimates = debias.estimate(tally, _points(rows[listed], oracle), none=none)
@@ -592,10 +592,10 @@ def _list_words(
         counts = scale * estimates.counts
         sampling = np.maximum(counts, 0) * (scale - 1)  # from drawing the last length at random
         error = np.sqrt((scale * estimates.standard_error) ** 2 + sampling)
-        found = {"counts": counts, "standard_error": error, "estimates": estimates}
+        numbers = {"counts": counts, "standard_error": error, "estimates": estimates}
     return DiscoveredWords(
         words=words_of(rows[listed], alphabet),
-        **found,
+        **numbers,
         shown_from=limit,
         threshold=scale * limit,
         candidates=rows.shape[0],

@@ -26,7 +26,7 @@ from sfumato.sketch.words import BYTES, LATIN
 STUDY: dict[str, Any] = {"question": "new_words", "trust": "local", "epsilon": 8.0}
 SIZES = [(n, e) for n in (500, 1_500, 6_000, 30_000, 300_000) for e in (2.0, 4.0, 8.0)]
 TRIALS = 240
-POINTS = 0.10  # by which a prediction may be wrong
+POINTS = 0.10  # largest error of a prediction
 
 
 def letters(count: int, rng: np.random.Generator, length: int = 8) -> list[str]:
@@ -38,7 +38,7 @@ def measured(search: Any, count: int, records: int) -> tuple[float, int, int]:
     and of those with a false word. Half of the other devices share a word, the rest have none."""
     rng = np.random.default_rng([SEED, records])
     each = max(1, min(5, int(0.6 * records / count)))
-    runs, found, false = math.ceil(TRIALS / each), 0, 0
+    runs, hits, false = math.ceil(TRIALS / each), 0, 0
     for run in range(runs):
         words = letters(each, rng, min(8, search.length))
         rest = records - each * count
@@ -49,9 +49,9 @@ def measured(search: Any, count: int, records: int) -> tuple[float, int, int]:
         tallies = seeded.tallies()
         seeded.fold(seeded.randomize(np.concatenate(rows), rng=SeededRng(SEED, run)), tallies)
         listed = set(seeded.find(tallies).words.to_pylist())
-        found += len(listed & set(words))
+        hits += len(listed & set(words))
         false += bool(listed - {*words, "zzz"})
-    return found / (each * runs), runs, false
+    return hits / (each * runs), runs, false
 
 
 def check_detection(search: Any, records: int) -> None:
@@ -161,14 +161,14 @@ def test_a_fleet_that_is_too_small_is_told_so_and_how_many_are_enough() -> None:
     assert not plan({**STUDY, "devices": 10_000}).warnings
 
 
-def test_dropouts_and_shorter_words_change_what_is_found() -> None:
-    def found(**keys: Any) -> float:
+def test_dropouts_and_shorter_words_change_what_is_least() -> None:
+    def least(**keys: Any) -> float:
         return float(plan({**STUDY, "devices": 20_000, **keys}).predicted["detectable_count"])
 
-    assert found(dropout=0.5) > found()
-    assert found(word_length=6) < found()
-    assert found(alphabet=LATIN) < found()
-    assert found(epsilon=4.0) > found()
+    assert least(dropout=0.5) > least()
+    assert least(word_length=6) < least()
+    assert least(alphabet=LATIN) < least()
+    assert least(epsilon=4.0) > least()
 
 
 def test_words_of_any_script_are_found_by_their_bytes() -> None:
@@ -259,20 +259,20 @@ def test_a_puzzle_keeps_the_most_common_fragments(fragment_length: int) -> None:
     records = search.randomize(np.repeat(codes, 10_000, axis=0), rng=SeededRng(SEED))
     search.fold(records, tallies)
     assert sorted(search.find(tallies).words.to_pylist()) == ["bead", "cab"]
-    kept = search._fragments(tallies[0])
-    assert sum(len(rows) for rows in kept.values()) == 8
+    best = search._fragments(tallies[0])
+    assert sum(len(rows) for rows in best.values()) == 8
 
 
 def test_the_words_of_a_release_are_known_to_the_next_study(tmp_path: Path) -> None:
-    said = ["hello"] * 3_000 + ["bruh"] * 3_000 + ["tryna"] * 4_000
-    known = ["hello"]
+    texts = ["hello"] * 3_000 + ["bruh"] * 3_000 + ["tryna"] * 4_000
+    dictionary = ["hello"]
     study = {**STUDY, "alphabet": LATIN, "word_length": 5}
     for new in ({"bruh", "tryna"}, set()):
         path = tmp_path / "known.csv"
-        pa_csv.write_csv(pa.table({"word": known}), path)
-        release = simulate({**study, "dictionary": str(path)}, said, seed=SEED)
+        pa_csv.write_csv(pa.table({"word": dictionary}), path)
+        release = simulate({**study, "dictionary": str(path)}, texts, seed=SEED)
         assert set(release.items.to_pylist()) == new
-        known = [*known, *release.items.to_pylist()]
+        dictionary = [*dictionary, *release.items.to_pylist()]
 
 
 def test_stages_are_those_of_the_search() -> None:

@@ -46,28 +46,28 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             "local privacy needs a finite epsilon: nobody is trusted with records without noise"
         )
     per_device = study.daily_reports or 1
-    asked = study.devices * per_device
+    total = study.devices * per_device
     records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
     search = _search(study, records)
     design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
     final = search.word if isinstance(search, FragmentPuzzle) else search.prefix
     last = records if isinstance(search, FragmentPuzzle) else records / len(search.lengths)
-    scale = asked / last  # to all records asked for, of every length
+    scale = total / last  # to all records asked for, of every length
 
     def error(count: float) -> float:
         holders = min(count / scale, last)
         variance = float(debias.variance(final, count=last, holders=holders, squares=0.0))
         return math.sqrt(scale**2 * variance + holders * scale * (1 - holders / last) * (scale - 1))
 
-    found = detectable(search, asked, records / asked)
-    errors = named_errors(np.array([error(c) for c in three_counts(study, found).tolist()]))
+    count = detectable(search, total, records / total)
+    errors = named_errors(np.array([error(each) for each in three_counts(study, count).tolist()]))
     rare = errors["standard_error"]
     predicted = {
         **errors,
         "half_width_95": NormalDist().inv_cdf(0.975) * rare,
         "standard_error_share": rare / study.devices,
         "significant_from": scale * stages(search)[-1].height(records),
-        "detectable_count": found,
+        "detectable_count": count,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         **server_cost(
@@ -76,7 +76,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             items=records / max(found, 1.0),
         ),
         "rounds": 1,
-        "assumes": _assumptions(study, search, asked, records),
+        "assumes": _assumptions(study, search, total, records),
     }
     name = NAMES[type(search)]
     return Plan(
@@ -88,8 +88,8 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         privacy=local_promise(name, search.epsilon, per_device, design.influence),
         warnings=(
             *(() if dictionary is None else dictionary.warnings),
-            *_too_few(study, search, asked, found),
-            *_better(study, search, found, asked, records),
+            *_too_few(study, search, total, count),
+            *_better(study, search, count, total, records),
         ),
     )
 
@@ -212,7 +212,7 @@ def _lookups(search: Search, records: int) -> float:
     return float(PASSES * rows * sum(search.candidates(place) for place in places))
 
 
-def _assumptions(study: Study, search: Search, asked: int, records: int) -> str:
+def _assumptions(study: Study, search: Search, total: int, records: int) -> str:
     """What a word must be to be found, and what it costs that it may be any text."""
     assert study.epsilon is not None  # the plan has checked
     if isinstance(search, FragmentPuzzle):
@@ -223,33 +223,33 @@ def _assumptions(study: Study, search: Search, asked: int, records: int) -> str:
     if search.alphabet != BYTES:
         return f"words of the alphabet, cut to {search.length} characters; {few}"
     letters = prefix_search(study.epsilon, records=records)
-    least = detectable(letters, asked, records / asked)
+    least = detectable(letters, total, records / total)
     return (
         f'any text, cut to {search.length} bytes; {few}. With alphabet = "{LATIN}", words from '
         f"{least:,} devices up are found"
     )
 
 
-def _too_few(study: Study, search: Search, asked: int, found: int) -> list[str]:
+def _too_few(study: Study, search: Search, total: int, count: int) -> list[str]:
     """Whether no word at all can be found, and how many devices are enough."""
     assert study.epsilon is not None  # the plan has checked
-    if found <= asked:
+    if count <= total:
         return []
-    chance = listing_chance(search, asked, asked, 1 - study.expected_dropout)
-    devices = 2 * asked
+    chance = listing_chance(search, total, total, 1 - study.expected_dropout)
+    devices = 2 * total
     while devices < _MOST_DEVICES:
         larger = _search(study, devices)
         if detectable(larger, devices) <= _COMMON * devices:
             break
         devices *= 2
     return [
-        f"{asked:,} records are too few to find words with epsilon {study.epsilon:g}: even a word "
+        f"{total:,} records are too few to find words with epsilon {study.epsilon:g}: even a word "
         f"that all devices have is listed with a probability of {chance:.0%} only; about "
         f"{devices:,} are enough for a word that a tenth of the devices have"
     ]
 
 
-def _better(study: Study, search: Search, found: int, asked: int, records: int) -> list[str]:
+def _better(study: Study, search: Search, count: int, total: int, records: int) -> list[str]:
     """Whether prefixes find rarer words than the puzzle that a study asks for."""
     assert study.epsilon is not None  # the plan has checked
     if not isinstance(search, FragmentPuzzle):
@@ -257,10 +257,10 @@ def _better(study: Study, search: Search, found: int, asked: int, records: int) 
     other = prefix_search(
         study.epsilon, alphabet=search.alphabet, length=search.length, records=records
     )
-    least = detectable(other, asked, records / asked)
-    if found <= least:
+    least = detectable(other, total, records / total)
+    if count <= least:
         return []
     return [
-        f"the puzzle finds words from {found:,} devices up with a probability of 95%; "
+        f"the puzzle finds words from {count:,} devices up with a probability of 95%; "
         f'algorithm = "prefixes" finds them from {least:,} up'
     ]
