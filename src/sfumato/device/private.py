@@ -26,6 +26,7 @@ from sfumato.sketch import (
     Keys,
     NormBins,
     OneHot,
+    RoundSketch,
     TextKeys,
     VectorSketch,
     WordKeys,
@@ -168,7 +169,7 @@ def update_table(
 ) -> Callable[[Rng], I64]:
     """A function that computes a model's update when it is called, and makes its table."""
     sketch = task.sketch
-    assert isinstance(sketch, VectorSketch)  # checked by the offer
+    assert isinstance(sketch, VectorSketch | RoundSketch)  # checked by the offer
 
     def make(rng: Rng) -> I64:
         own = stream(rng, task.id)

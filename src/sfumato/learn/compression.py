@@ -10,7 +10,9 @@ costs, and a rule is a way to learn |m|² and to choose L from it.
     adapt_norm    paper 002, algorithm 3: a second sketch's norm, noised and paid for with a tenth
                   of the budget, plus √20·σ of slack, sizes the next round
     two_stage     algorithm 4: whole vectors for a while, whose norms size all other rounds
-    adapt_tail    algorithm 5: grow or shrink by a fifth as the error is above or below a target
+    adapt_tail    algorithm 5: grow or shrink by a fifth as the error is above or below a target;
+                  in a secure sum, the second sketch of the last three is in the sum with its own
+                  noise, and norm and error are computed from that
     free_norm     ours: the noised table's own norm gives |m|² at no cost, and early rounds, which
                   a model forgets, are sent smaller
 
@@ -43,6 +45,7 @@ class RoundStatistics:
     progress: float = 1.0  # share of the rounds that are done
     measurement: float | None = None  # the noised norm, or error, of a second sketch
     second_noise: float = 0.0  # deviation of the noise on the measurement
+    slack: float | None = None  # what to add to a measured norm; None: √20·σ, as algorithm 3 does
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class AdaptNorm:
         """
         assert statistics.measurement is not None  # the task asked for it
         noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        cells = (max(statistics.measurement, 0.0) + SLACK * noise) ** 2 / (self.error * noise**2)
+        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        cells = (max(statistics.measurement, 0.0) + slack) ** 2 / (self.error * noise**2)
         return replace(sizing, cells=_whole(cells, length), rounds=sizing.rounds + 1)
 
 
@@ -150,7 +154,8 @@ class TwoStage:
         if rounds < self.warm_up:
             return replace(sizing, rounds=rounds, memory=total)
         noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        norm = total / rounds + SLACK * noise / math.sqrt(rounds)
+        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        norm = total / rounds + slack / math.sqrt(rounds)
         cells = _whole(norm**2 / (self.error * noise**2), length)
         return Sizing(cells=cells, rounds=rounds, memory=total)
 

@@ -22,12 +22,19 @@ from sfumato.learn.compression import (
     NoCompression,
     TwoStage,
 )
-from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
+from sfumato.learn.design import (
+    AdaptiveClip,
+    ServerOptimizer,
+    TrainingDesign,
+    second_whole_numbers,
+    whole_numbers,
+)
 from sfumato.privacy import epsilon_of
 from sfumato.privacy.accounting import LARGEST_MULTIPLIER, least_multiplier
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import require
 from sfumato.study import Study, TrainingStudy
 
@@ -220,8 +227,9 @@ def _multiplier(design: TrainingDesign, epsilon: float, delta: float) -> float:
 
 def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
     length = models.count(design.make())
-    cells = _expected_cells(design, length)
-    most, likely = round_bytes(design, length, length), round_bytes(design, length, cells)
+    second = _second_cells(design, length)
+    cells = _expected_cells(design, length) + second
+    most, likely = round_bytes(design, length, length + second), round_bytes(design, length, cells)
     taking_part = design.rounds * design.cohort / design.clients
     spent = epsilon_of([design.loss], study.delta)
     return {
@@ -255,15 +263,27 @@ def _expected_cells(design: TrainingDesign, length: int) -> int:
     return max(1, min(length, round(whole * length + (1 - whole) * min(cells, length))))
 
 
+def _second_cells(design: TrainingDesign, length: int) -> int:
+    asks = design.compression.asks != "nothing"
+    return design.second_sketch(length, 0).cells if asks else 0
+
+
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
-    """Bytes that a client sends in a round with `cells`; in a masked round, of all messages."""
-    dense = design.sketch(length, cells, 0)
-    sketch = whole_numbers(design, length, dense, design.clip)
+    """Bytes that a client sends in a round with `cells`, those of a second sketch included; in a
+    masked round, of all messages."""
+    second = _second_cells(design, length)
+    main = whole_numbers(
+        design, length, design.sketch(length, max(cells - second, 1), 0), design.clip
+    )
     if design.secure is not None:
+        sketch: VectorSketch | RoundSketch = main
+        if second:
+            small = design.second_sketch(length, 0)
+            sketch = RoundSketch(main=main, second=second_whole_numbers(main, small, design.clip))
         task = design.secure.task(
             sketch=sketch,
             mechanism=design.secure.noise(
-                max(design.multiplier, 1e-6) * sketch.rounding.l2, design.cohort
+                max(design.multiplier, 1e-6) * sketch.sensitivity(1).l2, design.cohort
             ),
             campaign="",
             cohort="",
@@ -271,8 +291,8 @@ def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
             items_per_device=1,
         )
         return sum(secure_sum.bytes_of(task))
-    bits = bits_for(most_devices(design.cohort) * sketch.rounding.largest)
-    return HEADER_BYTES + -(-sketch.cells * bits // 8)
+    bits = bits_for(most_devices(design.cohort) * main.rounding.largest)
+    return HEADER_BYTES + -(-(main.cells + second) * bits // 8)
 
 
 def _warnings(study: Study, design: TrainingDesign) -> list[str]:

@@ -19,7 +19,7 @@ from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
 from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
-from sfumato.sketch.vector import NormBins, VectorSketch
+from sfumato.sketch.vector import NormBins, RoundSketch, VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Norms",
     "OneHot",
     "Prefix",
+    "RoundSketch",
     "Running",
     "Sketch",
     "SparseSketch",

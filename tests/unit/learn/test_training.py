@@ -37,12 +37,12 @@ from sfumato.learn.design import (
     TrainingDesign,
     whole_numbers,
 )
-from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.training import FloatSum, RoundFigures, Training
 from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SampledLoss
 from sfumato.privacy.rounding import COARSEST
-from sfumato.sketch.vector import VectorSketch
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import from_json, to_json
 
 CLIENTS, INPUTS, CLASSES = 30, 8, 3

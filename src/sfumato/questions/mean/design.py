@@ -47,7 +47,7 @@ from sfumato.questions.question import (
     QuestionDefaults,
 )
 from sfumato.sketch import VectorSketch
-from sfumato.sketch.dense import DenseSketch, top
+from sfumato.sketch.dense import DenseSketch, spread_of_squares, top
 from sfumato.sketch.vector import headroom
 from sfumato.spec import digest, later, require, spec
 
@@ -67,6 +67,7 @@ BLOCKS = 5  # of a sketch that is decoded by medians, with one row each
 FIRST_WIDTH = 16  # of such a sketch
 MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
 LEAST_VARIANCE = 1125.0  # at which Skellam noise costs at most 0.2% more than Gaussian noise
+LEAST_MULTIPLIER = 0.05  # with which every table has noise of that variance
 SHORTEST, LONGEST = 1e-20, 1e20  # limits on the clip, so that float32 does not over- or underflow
 _CHECK = 8.0  # adapt_tail: cells of the pilot, times relative_error²
 _ROUNDING = (
@@ -366,7 +367,7 @@ class MeanDesign(QuestionDefaults):
             return task.loss
         own = task.loss
         assert isinstance(own, AdditiveLoss)  # because there is noise
-        if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
+        if own.scale**2 < LEAST_VARIANCE:
             return own  # the bound does not hold for coarse tables
         losses = self.largest_losses()
         return PlannedLoss(loss=losses[self.step_of(task)], plan=digest(self), losses=losses)
@@ -490,16 +491,10 @@ def cells_for(squared: float, noise: float, relative_error: float) -> float:
 def squared_norm(table: F64, noise: float) -> tuple[float, float]:
     """Estimate the squared norm behind a noised count-mean table, and its standard deviation.
 
-    |Y|² exceeds |s|² by cells·noise² on average. Its variance is 4·|s|²·noise² + 2·cells·noise⁴
-    from the noise, and at most 2·|s|⁴/cells from the sketch.
+    |Y|² exceeds |s|² by cells·noise² on average.
     """
     estimate = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
-    return estimate, deviation(estimate, table.size, noise)
-
-
-def deviation(squared: float, cells: int, noise: float) -> float:
-    variance = 4 * squared * noise**2 + 2 * cells * noise**4 + 2 * squared**2 / cells
-    return math.sqrt(variance)
+    return estimate, spread_of_squares(estimate, table.size, noise)
 
 
 def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:
@@ -637,7 +632,7 @@ class MeanCampaign(Campaign):
         self._measured, _ = squared_norm(gap, noise)
         target = (1 + design.relative_error) * self._noise_error(answer)
         target += self._absence(answer.count) + self._absence(pilot.count)
-        slack = deviation(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
+        slack = spread_of_squares(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
         return self._measured <= target + math.sqrt(slack)
 
     def _noise_error(self, answer: NoisedSum) -> float:

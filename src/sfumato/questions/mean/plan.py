@@ -12,16 +12,18 @@ from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
+from sfumato.privacy.accounting import SMOOTHING, gaussian_stddev
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
 from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
+    LEAST_MULTIPLIER,
+    LEAST_VARIANCE,
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
     SLACK,
     Compression,
     MeanDesign,
-    deviation,
 )
 from sfumato.questions.promise import (
     DROPOUTS,
@@ -35,6 +37,7 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import NormBins
+from sfumato.sketch.dense import spread_of_squares
 from sfumato.spec import require
 from sfumato.study import Study
 
@@ -226,9 +229,13 @@ def _multiplier(study: Study) -> float:
             "noise for a mean is Gaussian and needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
+    scale = gaussian_stddev(1.0, study.epsilon, study.delta)
+    # The unit in which the plan's losses are charged; with very little noise they are not.
+    unit = math.sqrt(LEAST_VARIANCE - SMOOTHING) / scale if scale > LEAST_MULTIPLIER else 1.0
     scale = calibrate(
-        "gaussian", l1=1.0, l2=1.0, unit_cells=0, epsilon=study.epsilon, delta=study.delta
-    )
+        "gaussian", l1=max(unit, unit**2), l2=unit, unit_cells=0, epsilon=study.epsilon,
+        delta=study.delta,
+    ) / unit  # fmt: skip
     if not study.is_masked:
         return scale
     unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # within the sampler's limit
@@ -268,7 +275,7 @@ def _narrowest(design: MeanDesign, squared: float) -> int:
         return design.paper_width(math.sqrt(squared) / count)
     noise = design.noise(0, design.first_width, count)
     cells = design.sketch(0, design.first_width).cells
-    return design.width_for(squared + SLACK * deviation(squared, cells, noise), count)
+    return design.width_for(squared + SLACK * spread_of_squares(squared, cells, noise), count)
 
 
 def _widest(design: MeanDesign) -> int:
