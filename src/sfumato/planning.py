@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from sfumato import files
-from sfumato.errors import ImpossibleError, SfumatoError, StudyError
+from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import pictures
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.registry import planner_of
 from sfumato.study import Study
@@ -165,13 +166,7 @@ class Comparison:
 
     def plot(self) -> Any:
         """A picture of error against bytes; returns the matplotlib figure."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
-        figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+        figure = pictures.figure(7.5, 4.5)
         axes = figure.add_subplot()
         for each in self.possible:
             look: dict[str, Any] = {"color": "#5f81ad", "markersize": 8, "marker": "o"}

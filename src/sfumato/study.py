@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sfumato.errors import StudyError
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec
+from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec, suggestion
 
 Trust = Literal["local", "secure", "central"]
 
@@ -20,6 +20,7 @@ _EVERY = ("question", "trust", "epsilon", "delta", "devices", "dropout", "algori
 _MASKED = ("corrupt", "collector")  # keys of masked sums
 _LISTED = ("dictionary", "dictionary_column", "rounds", "target_error", "bytes_per_device")
 _OUTPUT = ("publish", "threshold")
+_SIZES = ("rows", "width", "failure_probability", "preset")
 _OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
 _VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
@@ -47,6 +48,8 @@ class QuestionFacts:
     instead: str = ""  # advice for other trusts
     algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The algorithms that a study may name, if there are several."""
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The variants of an algorithm that a study may name instead; otherwise a plan chooses one."""
     algorithm_key: str = "algorithm"  # the key that names one
     keys: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The keys that have an effect, beside those of every study and of masked sums."""
@@ -82,12 +85,13 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "secure": ("one_hot", "count_sketch"),
             "central": ("sparse", "one_hot", "count_sketch"),
         },
+        variants={"count_sketch": ("shared", "fresh", "hybrid")},
         dictionary="listed",
         in_cohorts=("secure",),
         keys={
-            "local": (*_LISTED, *_OUTPUT, "daily_reports"),
-            "secure": (*_LISTED, *_OUTPUT, "items_per_device", "cohorts"),
-            "central": (*_LISTED, *_OUTPUT, "items_per_device", "cohorts"),
+            "local": (*_LISTED, *_OUTPUT, *_SIZES, "daily_reports"),
+            "secure": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
+            "central": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
         },
     ),
     "new_words": QuestionFacts(
@@ -149,6 +153,35 @@ TRUSTS: dict[Trust, TrustFacts] = {
     "secure": TrustFacts(is_masked=True),
     "central": TrustFacts(),
 }
+_ROUNDS_2023 = {
+    "question": "frequencies",
+    "trust": "secure",
+    "epsilon": None,
+    "paper_mode": True,
+    "failure_probability": 0.1,
+}
+_COUNTS_2017 = {"question": "frequencies", "trust": "local", "paper_mode": True}
+PRESETS: dict[str, Mapping[str, Any]] = {
+    # Paper 000: single rounds that a pilot sizes, and ten rounds on each of its data sets.
+    "wu-two-phase-2023": {**_ROUNDS_2023, "algorithm": "shared", "rounds": 1},
+    "wu-gowalla-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 16},
+    "wu-c4-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 5},
+    "wu-sentiment-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 17},
+    # Paper 004, section 6.
+    "apple-emoji-2017": {
+        **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 1_024, "epsilon": 4.0,
+    },
+    "apple-autoplay-2017": {
+        **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 1_024, "epsilon": 8.0,
+    },
+    "apple-energy-2017": {
+        **_COUNTS_2017, "algorithm": "hadamard", "rows": 1_024, "width": 32_768, "epsilon": 4.0,
+    },
+    "apple-health-2017": {
+        **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 256, "epsilon": 2.0,
+    },
+}  # fmt: skip
+"""The settings of the papers' experiments, by name: the keys of a study that each of them fixes."""
 
 
 @spec("training")
@@ -262,14 +295,29 @@ class Study:
     masked: bool = later(False)
     """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
     release only what passes the threshold."""
+    rows: int | None = later(None)
+    """Rows (hash functions) of the sketch or table that `algorithm` names; by default from the
+    number of items and `failure_probability`, or the best by prediction."""
+    width: int | None = later(None)
+    """Cells in each of the rows; by default from `target_error` or `bytes_per_device`, or the best
+    by prediction."""
+    failure_probability: float | None = later(None)
+    """The probability with which some item may err by more than `target_error`; by default
+    `sizing.RISK`."""
+    preset: str | None = later(None)
+    """The setting of a paper's experiment, one of `PRESETS`. A file or mapping gets all keys that
+    the setting fixes, and may not contradict them."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
             require(condition, message, StudyError)
 
-        need(
+        self._check_preset()
+        require(
             self.question in QUESTIONS,
             f"question must be one of {', '.join(QUESTIONS)}; got {self.question}",
+            StudyError,
+            hint=suggestion(self.question, QUESTIONS),
         )
         facts = self.facts
         need(
@@ -279,9 +327,7 @@ class Study:
             + f'; got "{self.trust}"'
             + (f": {facts.instead}" if facts.instead else ""),
         )
-        algorithms = facts.algorithms.get(self.trust, ())
-        if facts.algorithm_key != "algorithm":
-            algorithms = ()
+        algorithms = self.named_algorithms
         need(
             self.algorithm is None or self.algorithm in algorithms,
             f'algorithm of {self.question} with trust "{self.trust}" must be '
@@ -328,9 +374,14 @@ class Study:
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length", "dimensions", "top"):
+        for name in (*whole, "word_length", "dimensions", "top", "rows"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")
+        need(
+            self.failure_probability is None or 0 < self.failure_probability < 1,
+            f"failure_probability must be above 0 and below 1; got {self.failure_probability}",
+        )
         need(
             self.devices is None
             or self.rounds is None
@@ -353,6 +404,31 @@ class Study:
                 value is None or 0 <= value < 1,
                 f"{name} must be at least 0 and below 1; got {value}",
             )
+
+    def _check_preset(self) -> None:
+        if self.preset is None:
+            return
+        require(
+            self.preset in PRESETS,
+            f"preset must be one of {', '.join(PRESETS)}; got {self.preset}",
+            StudyError,
+        )
+        for name, value in PRESETS[self.preset].items():
+            if getattr(self, name) != value:
+                raise StudyError(
+                    f"preset {self.preset} has {name} = {'inf' if value is None else value}; "
+                    f"got {getattr(self, name)}",
+                    hint=f"leave out {name}, or leave out preset and set its other keys",
+                )
+
+    @property
+    def named_algorithms(self) -> tuple[str, ...]:
+        """The values that `algorithm` may have."""
+        if self.facts.algorithm_key != "algorithm":
+            return ()
+        names = self.facts.algorithms.get(self.trust, ())
+        variants = (self.facts.variants.get(name, ()) for name in names)
+        return (*names, *(variant for group in variants for variant in group))
 
     @property
     def round_count(self) -> int:
@@ -424,7 +500,11 @@ class Study:
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, Any]) -> Study:
-        """A study from a file's keys; unknown and missing ones raise StudyError."""
+        """A study from a file's keys, with those of its preset; unknown and missing ones raise
+        StudyError."""
+        preset = keys.get("preset")
+        if isinstance(preset, str) and preset in PRESETS:
+            keys = {**PRESETS[preset], **keys}
         _check_keys(keys, cls, required=("question", "trust", "epsilon"), place="the study")
         values = dict(keys)
         if values["epsilon"] == math.inf:
@@ -443,7 +523,7 @@ class Study:
             raise StudyError(f"the study {path} cannot be read: {problem.strerror}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise StudyError(f"the study {path} is not TOML: {problem}") from problem
-        if isinstance(keys.get("dictionary"), str):
+        if isinstance(keys.get("dictionary"), str) and "://" not in keys["dictionary"]:
             keys["dictionary"] = str(Path(path).parent / keys["dictionary"])
         return cls.from_mapping(keys)
 
@@ -485,9 +565,10 @@ def _check_keys(
     """Raise StudyError unless all keys are fields of `kind` and all required ones are there."""
     names = [field.name for field in fields(kind)]
     if unknown := sorted(set(keys) - set(names)):
+        similar = [text for name in unknown if (text := suggestion(name, names))]
         raise StudyError(
             f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {place}",
-            hint=f"the keys are {', '.join(names)}",
+            hint=" ".join(similar) or f"the keys are {', '.join(names)}",
         )
     if missing := [name for name in required if name not in keys]:
         raise StudyError(f"{place} must have {', '.join(missing)}")

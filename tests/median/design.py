@@ -44,9 +44,9 @@ class MedianRelease(EstimateRelease):
     def frame(self) -> pa.Table:
         return pa.table({"median": [self.median], "low": [self.low], "high": [self.high]})
 
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         errors = np.array([[self.median - self.low], [self.high - self.median]])
-        return self._bars(["median"], np.array([self.median]), errors, "median", path)
+        return self._bars(["median"], np.array([self.median]), errors, "median", path=path, ax=ax)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:

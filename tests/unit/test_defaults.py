@@ -37,6 +37,9 @@ OTHER: dict[str, Any] = {  # a value of each key that is not its default
     "relative_error": 0.2,
     "top": 3,
     "masked": True,
+    "rows": 7,
+    "width": 64,
+    "failure_probability": 0.01,
 }
 PAIRS = [
     (question, trust)
@@ -59,7 +62,7 @@ def listed(question: str) -> list[str] | None:
 def test_every_key_is_tried() -> None:
     names = {field.name for field in fields(Study)}
     every = {"question", "trust", "epsilon", "delta", "devices", "dropout", "algorithm"}
-    assert names == OTHER.keys() | every | {"paper_mode", "training"}
+    assert names == OTHER.keys() | every | {"paper_mode", "training", "preset"}
 
 
 @pytest.mark.parametrize(("question", "trust"), PAIRS)

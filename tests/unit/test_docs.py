@@ -131,7 +131,14 @@ def test_console_examples_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["reference/cli.md", "architecture.md", "concepts/refined.md", "concepts/plans.md"]
+    "page",
+    [
+        "reference/cli.md",
+        "architecture.md",
+        "concepts/refined.md",
+        "concepts/plans.md",
+        "guides/writing_a_study.md",
+    ],
 )
 def test_a_generated_page_is_up_to_date(page: str) -> None:
     expected = generator().expected_pages()[DOCS / page]

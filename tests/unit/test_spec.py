@@ -386,10 +386,10 @@ def test_integers_that_json_readers_round_are_refused(value: int) -> None:
 
 @pytest.mark.parametrize("value", [10**400, -(10**400)])
 def test_an_integer_beyond_every_float_is_refused_where_a_number_is_wanted(value: int) -> None:
-    with pytest.raises(SpecError, match="epsilon of Budget must be float"):
+    with pytest.raises(SpecError, match="epsilon of Budget must be a finite number"):
         Budget(epsilon=value, delta=1e-6)
     text = spec.to_json(Budget(epsilon=7.0, delta=1e-6)).replace(":7,", f":{value},")
-    with pytest.raises(SpecError, match="epsilon of Budget must be float"):
+    with pytest.raises(SpecError, match="epsilon of Budget must be a finite number"):
         spec.from_json(text)
 
 
@@ -589,3 +589,31 @@ def test_a_field_that_came_later_is_silent_at_its_default() -> None:
     assert spec.from_json(spec.to_json(dataclasses.replace(study, masked=True))).masked
     with pytest.raises(SpecError, match=r"differs in \['masked'\]"):
         spec.from_json(text.replace('"kind"', '"masked":false,"kind"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rows", 5), ("width", 64), ("failure_probability", 0.01)]
+)
+def test_sizes_of_a_study_are_silent_unless_given(name: str, value: float) -> None:
+    study = Study(question="frequencies", trust="central", epsilon=None)
+    text = spec.to_json(study)
+    assert name not in text
+    change: Any = {name: value}
+    other = dataclasses.replace(study, **change)
+    assert spec.from_json(spec.to_json(other)) == other != study
+    assert other.to_dict() == {**study.to_dict(), name: value}
+
+
+def test_a_wrong_type_is_named_in_words_and_a_similar_value_suggested() -> None:
+    keys: Any = {"question": "frequencies", "trust": "Central", "epsilon": 1.0}
+    with pytest.raises(SpecError, match="trust of Study must be local or secure or central") as one:
+        Study.from_mapping(keys)
+    assert one.value.hint == "did you mean central?"
+    with pytest.raises(SpecError, match="devices of Study must be a whole number; got 'many'"):
+        Study.from_mapping(keys | {"trust": "central", "devices": "many"})
+    with pytest.raises(SpecError, match="unknown key devics") as other:
+        Study.from_mapping(keys | {"devics": 3})
+    assert other.value.hint == "did you mean devices?"
+    with pytest.raises(SpecError, match="unknown key zebra") as neither:
+        Study.from_mapping(keys | {"zebra": "red"})
+    assert "the keys are question, trust" in str(neither.value.hint)

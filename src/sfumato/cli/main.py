@@ -43,6 +43,18 @@ from sfumato.errors import (
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
 _STUDY = click.Path(path_type=Path)
+EXTRAS = {  # the extra that brings a package
+    "fastapi": "server",
+    "h11": "server",
+    "jinja2": "server",
+    "matplotlib": "plot",
+    "prometheus_client": "server",
+    "psycopg": "postgres",
+    "python_multipart": "server",
+    "starlette": "server",
+    "torch": "learn",
+    "uvicorn": "server",
+}
 
 
 class _Commands(click.Group):
@@ -53,6 +65,11 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except SfumatoError as problem:
             _fail(problem)
+        except ModuleNotFoundError as problem:
+            if (extra := EXTRAS.get(problem.name or "")) is None:
+                raise
+            message = f"this command needs the package {problem.name}, which is not installed"
+            _fail(SpecError(message, hint=f'pip install "sfumato[{extra}]"'))
         except BrokenPipeError:  # the reader of our output is gone, which is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
@@ -113,7 +130,12 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 
 @main.command("simulate")
 @click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or NumPy file.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="ADDRESS",
+    help="CSV, CSV.gz, Parquet or NumPy file; a folder or pattern of files; or a URL.",
+)
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
@@ -123,10 +145,11 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
+@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
-    data: Path,
+    data: str,
     item_column: str | None,
     device_column: str | None,
     count_column: str | None,
@@ -134,6 +157,7 @@ def simulate_command(
     seed: int | None,
     ledger: Path | None,
     protocol: bool,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Run a study on simulated devices
@@ -147,7 +171,6 @@ def simulate_command(
       sfumato simulate study.toml --data words.csv --item-column word --seed 1 --json
     """
     from sfumato.privacy import Budget, Ledger
-    from sfumato.simulation import vectors
     from sfumato.simulation.simulate import simulate
     from sfumato.study import Study
 
@@ -164,7 +187,7 @@ def simulate_command(
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
-            vectors.load(data) if question.facts.data == "vectors" else data,
+            data,
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
@@ -173,10 +196,11 @@ def simulate_command(
             protocol=protocol,
             progress=progress,
         )
-    if question.facts.data == "vectors":
-        release = replace(release, names=vectors.names(data))
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
+    if plot is not None:
+        release.plot(path=plot)
+        click.echo(f"wrote {plot}", err=True)
     if as_json:
         print_release_json(release)
     else:
@@ -365,7 +389,8 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     help="Seed of the devices' data.",
 )
 @click.option("--keep", is_flag=True, help="Keep the collector and its dashboard running.")
-def demo_command(devices: int, seed: int, keep: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
     """Run three studies on this machine, and compare with the truth
 
     Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
@@ -388,7 +413,9 @@ def demo_command(devices: int, seed: int, keep: bool) -> None:
         questions = demo.questions(devices, seed)
         with progress_bars([question.name for question in questions]) as report:
             answers = running.run(questions, report)
-        for answer in answers:
+        if as_json:
+            print_json([answer.to_dict() for answer in answers])
+        for answer in [] if as_json else answers:
             click.echo(f"{answer.question.name}: {answer.question.purpose}\n")
             print_estimates(answer.release, truth=dict(answer.question.truth), top=8)
             click.echo()

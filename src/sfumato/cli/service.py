@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli.printing import print_json
-from sfumato.errors import SpecError
 
 if TYPE_CHECKING:  # the service is an extra, and slow to import
     from sfumato.collector.settings import Settings
@@ -77,21 +75,24 @@ def serve_command(
     Example:
       sfumato serve --config collector.toml --check
     """
+    from sfumato.collector import serve
+    from sfumato.dashboard import ROUTES
+
     settings = _with_address(settings, listen, port)
     if check:
         _print_settings(settings, as_json)
         _warn_of_compiling()
-        _import_service().check(settings)
+        serve.check(settings)
         return
 
     def announce(address: str) -> None:
         _print({"address": address}, f"listening on {address}", as_json)
 
-    _import_service().serve(
+    serve.serve(
         settings,
         announce=announce,
         with_worker=not no_worker,
-        routes=() if no_dashboard else _import_service("sfumato.dashboard").ROUTES,
+        routes=() if no_dashboard else ROUTES,
     )
 
 
@@ -125,7 +126,9 @@ def worker_command(settings: Settings) -> None:
     Example:
       sfumato worker --config collector.toml
     """
-    _import_service().work(settings)
+    from sfumato.collector import serve
+
+    serve.work(settings)
 
 
 @click.group("key")
@@ -390,16 +393,6 @@ def _warn_of_compiling() -> None:
             "NUMBA_CACHE_DIR to a folder that this user can write",
             err=True,
         )
-
-
-def _import_service(module: str = "sfumato.collector.serve") -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as problem:
-        raise SpecError(
-            f"a collector needs the package {problem.name}, which is not installed",
-            hint="pip install 'sfumato[server]'",
-        ) from problem
 
 
 @contextmanager

@@ -26,6 +26,9 @@ LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "target_error": (1e-9, 1.0),
     "threshold": (1e-9, 1e12),
     "dropout": (1e-6, 1.0),
+    "rows": (1, 65_536),
+    "width": (2, 1 << 20),
+    "failure_probability": (1e-12, 1.0),
 }
 
 

@@ -36,6 +36,7 @@ _MEDIA_TYPES = {
     "csv": "text/csv; charset=utf-8",
     "parquet": "application/vnd.apache.parquet",
     "png": "image/png",
+    "html": "text/html; charset=utf-8",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
@@ -18,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
+from sfumato.flow import html, pictures
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import AnyTask, Task
@@ -286,18 +288,60 @@ class Release:
 class EstimateRelease(Release, ABC):
     """A release of estimates with intervals, one row each."""
 
-    endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png")
+    endings: ClassVar[tuple[str, ...]] = ("json", "csv", "parquet", "png", "html")
 
     @abstractmethod
     def frame(self) -> pa.Table:
         """The estimates as an Arrow table; `.to_pandas()` makes it a data frame."""
 
     @abstractmethod
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         """Bars with error bars for the `top` largest estimates; needs `sfumato[plot]`.
 
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
+        Returns the matplotlib figure, which notebooks show, and writes it to `path` (PNG, SVG, PDF)
+        if given. With `ax` it draws into these axes of your own figure.
         """
+
+    def to_pandas(self) -> Any:
+        """The estimates as a DataFrame of pandas."""
+        return self.frame().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The estimates as a DataFrame of polars, which must be installed."""
+        try:
+            polars = importlib.import_module("polars")
+        except ImportError as problem:
+            raise SfumatoError("to_polars needs polars", hint="pip install polars") from problem
+        return polars.DataFrame(self.frame())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The estimates for any library that reads Arrow's stream of batches."""
+        return self.frame().__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """The largest estimates as bars, the privacy statement and the cost, for notebooks."""
+        return self._html(10, is_open=False)
+
+    def _html(self, most: int | None, *, is_open: bool) -> str:
+        frame = self.frame()
+        rows = html.rows(frame, most)
+        left = len(frame) - len(rows)
+        cost = [
+            f"{self.cost.devices:,} devices",
+            f"{self.cost.rounds:,} {'round' if self.cost.rounds == 1 else 'rounds'}",
+            f"{self.cost.bytes_per_device:,} bytes per device",
+            f"{self.cost.seconds:,.1f} seconds",
+        ]
+        return html.block(
+            f"{self.study['question']}: {self.cost.devices:,} devices; {self._promise()}",
+            rows,
+            f"… and {left:,} more; frame() has them all" if left else "",
+            [
+                html.details("Privacy", self.privacy.lines, is_open=is_open),
+                html.details("Cost", cost, is_open=is_open),
+                html.details("Notes", self.notes, is_open=is_open),
+            ],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record per row of `frame`."""
@@ -305,7 +349,10 @@ class EstimateRelease(Release, ABC):
 
     def export(self, ending: str) -> bytes:
         """JSON has everything; CSV the estimates; Parquet the estimates, with the rest in its
-        metadata; PNG bars with error bars, which need `sfumato[plot]`."""
+        metadata; PNG bars with error bars, which need `sfumato[plot]`; HTML a page to read."""
+        if ending == "html":
+            body = self._html(None, is_open=True)
+            return html.page(f"sfumato: {self.study['question']}", body).encode()
         if ending == "json" or ending not in self.endings:
             return Release.export(self, ending)
         file = io.BytesIO()
@@ -319,19 +366,22 @@ class EstimateRelease(Release, ABC):
         return file.getvalue()
 
     def _bars(
-        self, labels: Sequence[str], values: F64, errors: Any, meaning: str, path: Any
+        self,
+        labels: Sequence[str],
+        values: F64,
+        errors: Any,
+        meaning: str,
+        *,
+        path: str | Path | None,
+        ax: Any,
     ) -> Any:
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as problem:
-            raise SfumatoError(
-                "plots need matplotlib", hint='pip install "sfumato[plot]"'
-            ) from problem
         count = len(labels)
-        figure = Figure(figsize=(7, 0.28 * count + 1.6), layout="constrained")
-        axes = figure.add_subplot()
+        figure = pictures.figure(7, 0.28 * count + 1.6) if ax is None else ax.figure
+        axes = figure.add_subplot() if ax is None else ax
         axes.barh(range(count), values, xerr=errors, color="#8a9bb5", ecolor="#2f3b52", capsize=2)
-        axes.set_yticks(range(count), labels, parse_math=False)  # items may have dollar signs
+        axes.set_yticks(  # items may have dollar signs
+            range(count), labels, parse_math=False, fontfamily=pictures.fonts()
+        )
         axes.invert_yaxis()
         axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
         axes.set_title(self._promise(), fontsize=9, loc="left")
@@ -372,15 +422,12 @@ class CountRelease(EstimateRelease):
             }
         )
 
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` items; needs the extra `sfumato[plot]`.
-
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
-        """
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
+        """Bars with error bars for the `top` items; see `EstimateRelease.plot`."""
         count = min(top, len(self))
         labels = [str(item) for item in self.items[:count].to_pylist()]
         errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :count]
-        return self._bars(labels, self.counts[:count], errors, "devices", path)
+        return self._bars(labels, self.counts[:count], errors, "devices", path=path, ax=ax)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -450,14 +497,12 @@ class MeanRelease(EstimateRelease):
             }
         )
 
-    def plot(self, *, top: int = 20, path: str | Path | None = None) -> Any:
-        """Bars with error bars for the `top` largest coordinates; needs `sfumato[plot]`.
-
-        Returns the matplotlib figure, and writes it to `path` (PNG, SVG, PDF) if given.
-        """
+    def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
+        """Bars with error bars for the `top` largest coordinates; see `EstimateRelease.plot`."""
         places = self._largest(top)
         labels, meaning = [self._name(place) for place in places], "mean of a coordinate"
-        return self._bars(labels, self.mean[places], self.half_width, meaning, path)
+        values = self.mean[places]
+        return self._bars(labels, values, self.half_width, meaning, path=path, ax=ax)
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:

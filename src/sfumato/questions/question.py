@@ -340,9 +340,17 @@ class Plan:
 
     def __repr__(self) -> str:
         lines = [f"Plan: {self.algorithm}"]
-        lines += [f"  {name:<26} {value}" for name, value in self.parameters.items()]
+        lines += [
+            f"  {name:<26} {_short(value)}"
+            for name, value in self.parameters.items()
+            if value is not None
+        ]
         lines += ["predicted"]
-        lines += [f"  {name:<26} {_short(value)}" for name, value in self.predicted.items()]
+        lines += [
+            f"  {name:<26} {_short(value)}"
+            for name, value in self.predicted.items()
+            if value is not None
+        ]
         lines += ["privacy", *(f"  {line}" for line in self.privacy.lines)]
         lines += [f"warning: {warning}" for warning in self.warnings]
         return "\n".join(lines)

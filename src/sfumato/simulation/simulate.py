@@ -78,8 +78,9 @@ def simulate(
     many devices (or, with a device column, that many values of the device). With a `seed` the run
     repeats exactly, including its noise, so it is for experiments and never for a real release.
 
-    The data of a mean is an array (devices, dimensions), with one vector per device; `vectors.load`
-    reads one from a file.
+    The data of a mean is an array (devices, dimensions), a file of one, or a data frame with one
+    column per coordinate (`vectors.load`). Other data is a file, a data frame, a list of items, a
+    list with each device's items, or a mapping from items to counts (`Population.load`).
 
     Tables of many devices are made and added at once, since the sum is the same, masked or not: by
     the `engine`, which is a `LocalEngine` by default and does not change the result.
@@ -136,6 +137,8 @@ def simulate(
     release = sized.answer(campaign, planned, participation)
     if sized.items_per_device is not None and population.owners is not None:
         release = replace(release, notes=(*release.notes, bounding_note(sized.items_per_device)))
+    if population.coordinates is not None:
+        release = replace(release, names=population.coordinates)  # type: ignore[call-arg]  # a mean
     release = release.timed(time.perf_counter() - started, TIME)
     return release if seed is None else _with_exception(release, SEEDED_NOISE)
 
@@ -147,17 +150,15 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
             "a train study is simulated by sfumato.simulation.train.train, or by `sfumato train` "
             "on the command line"
         )
-    wants_vectors, is_array = study.facts.data == "vectors", isinstance(data, np.ndarray)
-    if wants_vectors != is_array and (wants_vectors or getattr(data, "ndim", 1) > 1):
-        raise DataError(  # a one-dimensional array of items is fine
-            "the data must be an array of vectors (devices, dimensions) for a mean, and for no "
-            f"other question; the question is {study.question}",
-            hint="sfumato.simulation.vectors.load reads an array from a file",
-        )
-    if wants_vectors:
+    if study.facts.data == "vectors":
         if any(columns.values()):
-            raise DataError("an array of vectors has no columns of items, devices or counts")
-        return Population.of_vectors(vectors.check(data))
+            raise DataError("vectors have no columns of items, devices or counts; leave them out")
+        return Population.of_vectors(vectors.load(data), vectors.names(data))
+    if isinstance(data, np.ndarray) and data.ndim > 1:
+        raise DataError(
+            "an array of vectors (devices, dimensions) is data for a mean, and for no other "
+            f"question; the question is {study.question}"
+        )
     if isinstance(data, Population):
         if any(columns.values()):
             raise DataError("columns are chosen when a population is loaded; leave them out here")

@@ -535,7 +535,7 @@ def test_too_few_devices_with_a_vector_release_nothing() -> None:
 
 
 def test_a_mean_is_of_vectors_and_nothing_else_is() -> None:
-    with pytest.raises(DataError, match="the question is mean"):
+    with pytest.raises(DataError, match="must be an array of vectors"):
         simulate(STUDY, ["oak", "elm"])
     with pytest.raises(DataError, match="the question is frequencies"):
         simulate({"question": "frequencies", "trust": "central", "epsilon": 1.0}, np.ones((3, 2)))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import ImpossibleError
+from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import run
@@ -61,6 +61,8 @@ REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
 SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
 PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper has 5,000 of a million
+VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
+SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
@@ -175,7 +177,8 @@ def reference_law(items: int) -> npt.NDArray[np.float64]:
 def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     """Choose the sizes, then the mode with the best rehearsal that the cohorts allow."""
     assert study.devices is not None  # plan() has checked
-    rows = sizing.rows_for(items, paper=study.paper_mode)
+    _check_sizes(study)
+    rows = study.rows or sizing.rows_for(items, risk=_risk(study), paper=study.paper_mode)
     is_sparse = _is_sparse(study, items)
     width, pilot = (0, 0) if is_sparse else _width(study, items, rows)
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
@@ -208,6 +211,10 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     if not sketch:
         candidates = [design_for("one_hot", is_shown)]
+    elif study.algorithm in VARIANTS:
+        candidates = [
+            design_for(VARIANTS[study.algorithm], is_shown or study.algorithm != "shared")
+        ]
     elif study.round_count == 1:
         candidates = [design_for("shared", False)]
     elif study.paper_mode:
@@ -218,6 +225,27 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             candidates.append(design_for("hybrid", True))
     rehearsals = [(design, rehearse(design, study)) for design in candidates]
     return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
+
+
+def _risk(study: Study) -> float:
+    return study.failure_probability or sizing.RISK
+
+
+def _check_sizes(study: Study) -> None:
+    """Refuse sizes of a sketch that the study does not ask for, or asks for twice."""
+    if study.rows is None and study.width is None:
+        return
+    if study.algorithm not in SKETCHES:
+        raise StudyError(
+            "rows and width are the sizes of count sketches; algorithm is "
+            + (study.algorithm or "not given"),
+            hint=f"set algorithm to {' or '.join(SKETCHES)}, or leave out rows and width",
+        )
+    if study.width is not None and study.target_error is not None:
+        raise StudyError(
+            "width gives the size of the sketch, and target_error asks for one",
+            hint="leave out width or target_error",
+        )
 
 
 def _is_sparse(study: Study, items: int) -> bool:
@@ -253,9 +281,18 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     limit = study.bytes_per_device
     cells = max(0, ((limit or DEFAULT_BYTES) - besides) * 8 // bits)
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
-    may_be_exact = study.algorithm != "count_sketch"
+    may_be_exact = study.algorithm not in SKETCHES
     if study.algorithm == "one_hot":
         return _one_hot(study, items, cells, bits, besides), 0
+    if study.width is not None:
+        if limit is not None and rows * study.width > cells:
+            need = besides + -(-rows * study.width * bits // 8)
+            raise ImpossibleError(
+                f"a sketch of {rows} × {study.width} cells has {need:,} bytes; bytes_per_device is "
+                f"{limit}",
+                hint=f"set bytes_per_device to {need} or more, or reduce rows or width",
+            )
+        return study.width, 0
     if study.target_error is None:
         if items <= cells and may_be_exact:
             return 0, 0
@@ -377,7 +414,7 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # for a median of `rows` readings
-    deviations = NormalDist().inv_cdf(1 - sizing.RISK / (2 * items))
+    deviations = NormalDist().inv_cdf(1 - _risk(study) / (2 * items))
     share = deviations * spread * math.sqrt(tables) / devices
     if share > study.target_error:
         assert study.devices is not None  # plan() has checked
@@ -407,7 +444,17 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
             + (", in every round" if design.mode == "hybrid" else "")
             + "; use more rows or a larger width"
         )
-    if study.paper_mode:
+    if not study.is_masked:
+        warnings.append(
+            "with trust central the collector sees every report, so a sketch hides nothing from "
+            'it; algorithm "sparse" has fewer bytes and no collisions'
+        )
+    if design.mode == "hybrid" and study.cohorts == "different":
+        warnings.append(
+            "hybrid sketches spread the error of one round's common items over all rounds; "
+            'for cohorts that differ, algorithm "fresh" does not'
+        )
+    if study.paper_mode and study.width is None:
         warnings.append(
             "paper_mode uses the constant 2, which misses the target error by a factor of up to 7"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, StudyError
+from sfumato.flow import pictures
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.privacy import (
     CountMeanSketch,
@@ -27,6 +28,7 @@ from sfumato.privacy import (
     Randomizer,
     debias,
 )
+from sfumato.questions import sizing
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
@@ -36,8 +38,10 @@ REFERENCE_EXPONENT = 1.1
 TABLE_CELLS = 250_000  # a table of a million bytes, at four per cell
 CELLS_PER_ITEM = 40  # so that correcting for all collisions adds 2.5% to the variance
 GOOD_ENOUGH = 1.05  # factor on the least variance: within it, fewer bytes win
+WORTH_A_WARNING = 1.1  # factor on the least standard error
 MOST_WIDTH = 1 << 16
 PAPER_ROWS, PAPER_WIDTH = 65_536, 1_024
+PAPER_SIZES = {"count_mean": (PAPER_ROWS, PAPER_WIDTH), "hadamard": (1_024, 32_768)}
 DETECTION = NormalDist().inv_cdf(0.95)  # detectable means listed with this probability
 _TRIES = 20  # the error hardly depends on the count, so that these are more than enough
 _LARGEST_FACTOR = 1e6  # beyond this, more devices are no useful advice
@@ -113,12 +117,24 @@ def reference_shares(items: int) -> npt.NDArray[np.float64]:
 
 
 def options(
-    *, epsilon: float, items: int, records: int, most_bytes: int | None = None
+    *,
+    epsilon: float,
+    items: int,
+    records: int,
+    most_bytes: int | None = None,
+    algorithm: str | None = None,
+    rows: int | None = None,
+    width: int | None = None,
+    collision_aware: bool = True,
 ) -> list[Option]:
-    """All candidates with at most `most_bytes` per record, the best first."""
+    """All candidates with at most `most_bytes` per record, the best first; only those of one
+    algorithm, and of these rows and width, where they are given."""
     fitting = [
-        option(randomizer, items=items, records=records)
-        for randomizer in _candidates(epsilon, items)
+        option(randomizer, items=items, records=records, collision_aware=collision_aware)
+        for name in NAMES
+        for randomizer in _candidates(
+            name, epsilon, items, *((rows, width) if name == algorithm else (None, None))
+        )
         if most_bytes is None or randomizer.record_bytes <= most_bytes
     ]
     least = min((one.standard_error for one in fitting), default=0.0)
@@ -128,7 +144,7 @@ def options(
         error = 0.0 if good else one.standard_error
         return (not good, error, one.record_bytes, one.table_bytes, one.standard_error)
 
-    return sorted(fitting, key=worth)
+    return [one for one in sorted(fitting, key=worth) if algorithm in (None, one.oracle)]
 
 
 def hashed_width(epsilon: float) -> int:
@@ -137,19 +153,33 @@ def hashed_width(epsilon: float) -> int:
     return int(min(max(round(best), 2), MOST_WIDTH))
 
 
-def _candidates(epsilon: float, items: int) -> Iterator[Randomizer]:
-    width = hashed_width(epsilon)
-    cells = min(max(CELLS_PER_ITEM * items, 16 * width), TABLE_CELLS)
-    rows = max(8, cells // width)
-    yield HashedResponse(epsilon=epsilon, rows=rows, width=width, seed=0)
-    if items + 1 <= MOST_WIDTH:
-        yield DirectResponse(epsilon=epsilon, categories=items)
-    for width in (64, 256, 1_024):
-        for rows in (64, 1_024, PAPER_ROWS):
-            yield CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=0, flips="optimal")
-            yield CountMeanSketch(epsilon=epsilon, rows=rows, width=width, seed=0)
-    for width in (1_024, 32_768):
-        yield HadamardCountMeanSketch(epsilon=epsilon, rows=1_024, width=width, seed=0)
+def _candidates(
+    name: str, epsilon: float, items: int, rows: int | None, width: int | None
+) -> Iterator[Randomizer]:
+    """Randomizers of one algorithm, of the usual sizes where none are given."""
+    if name == "direct":
+        if items + 1 <= MOST_WIDTH:
+            yield DirectResponse(epsilon=epsilon, categories=items)
+        return
+    if name == "hashed":
+        width = width or hashed_width(epsilon)
+        cells = min(max(CELLS_PER_ITEM * items, 16 * width), TABLE_CELLS)
+        yield HashedResponse(
+            epsilon=epsilon, rows=rows or max(8, cells // width), width=width, seed=0
+        )
+        return
+    is_hadamard = name == "hadamard"
+    all_rows = (1_024,) if is_hadamard else (64, 1_024, PAPER_ROWS)
+    widths = (1_024, 32_768) if is_hadamard else (64, 256, 1_024)
+    for each_width in (width,) if width else widths:
+        for each_rows in (rows,) if rows else all_rows:
+            sizes: Any = {"epsilon": epsilon, "rows": each_rows, "width": each_width, "seed": 0}
+            if is_hadamard:
+                yield HadamardCountMeanSketch(**sizes)
+            else:
+                yield CountMeanSketch(
+                    **sizes, flips="symmetric" if name == "count_mean" else "optimal"
+                )
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
@@ -166,8 +196,27 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         privacy=local_promise(
             name, design.randomizer.epsilon, design.records_per_device, design.influence
         ),
-        warnings=dictionary.warnings,
+        warnings=(*_warnings(study, len(dictionary), predicted), *dictionary.warnings),
     )
+
+
+def _warnings(study: Study, items: int, predicted: dict[str, Any]) -> list[str]:
+    """What a plan without `algorithm` and `paper_mode` would do better."""
+    if study.algorithm is None and not study.paper_mode:
+        return []
+    free = replace(
+        study, preset=None, paper_mode=False, algorithm=None, rows=None, width=None,
+        target_error=None,
+    )  # fmt: skip
+    design, best = size(free, items)
+    worse = predicted["standard_error"] / best["standard_error"]
+    if worse < WORTH_A_WARNING:
+        return []
+    return [
+        f"the standard error is {worse:.2g} times that of {NAMES[oracle_of(design.randomizer)]} "
+        f"({best['standard_error']:,.4g}, {best['bytes_per_device']} bytes per device), which a "
+        "plan chooses if the study names no algorithm"
+    ]
 
 
 def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
@@ -184,21 +233,18 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
     limit = study.bytes_per_device
     most = None if limit is None else (limit - HEADER_BYTES) // per_device
-    if study.paper_mode:
-        sketch = CountMeanSketch(epsilon=study.epsilon, rows=PAPER_ROWS, width=PAPER_WIDTH, seed=0)
-        choices = [option(sketch, items=items, records=records, collision_aware=False)]
-        choices = [choice for choice in choices if most is None or choice.record_bytes <= most]
-    else:
-        choices = options(epsilon=study.epsilon, items=items, records=records, most_bytes=most)
-        name = study.algorithm
-        choices = [choice for choice in choices if name in (None, oracle_of(choice.randomizer))]
-        if not choices and name == "direct" and items + 1 > MOST_WIDTH:
-            raise ImpossibleError(
-                f'algorithm "direct" takes at most {MOST_WIDTH - 1:,} items; got {items:,}',
-                hint='use "hashed"',
-            )
+    name, rows, width = _named(study)
+    choices = options(
+        epsilon=study.epsilon, items=items, records=records, most_bytes=most, algorithm=name,
+        rows=rows, width=width, collision_aware=not study.paper_mode,
+    )  # fmt: skip
+    if not choices and name == "direct" and items + 1 > MOST_WIDTH:
+        raise ImpossibleError(
+            f'algorithm "direct" takes at most {MOST_WIDTH - 1:,} items; got {items:,}',
+            hint='use "hashed"',
+        )
     if not choices:
-        need = HEADER_BYTES + 3 * per_device
+        need = HEADER_BYTES + per_device * _shortest(name, study.epsilon, items, rows, width)
         raise ImpossibleError(
             f"bytes_per_device {limit} leaves only {max(most or 0, 0)} bytes for a record",
             hint=f"set bytes_per_device to {need} or more",
@@ -245,6 +291,28 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     return design, predicted
 
 
+def _shortest(
+    name: str | None, epsilon: float, items: int, rows: int | None, width: int | None
+) -> int:
+    """The bytes of the shortest record of an algorithm; of a hashed response, if none is named."""
+    candidates = _candidates(name or "hashed", epsilon, items, rows, width)
+    return min(randomizer.record_bytes for randomizer in candidates)
+
+
+def _named(study: Study) -> tuple[str | None, int | None, int | None]:
+    """The algorithm, rows and width that a study names; in paper_mode those of paper 004."""
+    name = study.algorithm or ("count_mean" if study.paper_mode else None)
+    if name in (None, "direct") and (study.rows or study.width):
+        raise StudyError(
+            "rows and width are the sizes of a table of hashed items; algorithm is "
+            + (name or "not given"),
+            hint="set algorithm to hashed, count_mean_optimal, count_mean or hadamard, or leave "
+            "out rows and width",
+        )
+    rows, width = PAPER_SIZES.get(name or "", (None, None)) if study.paper_mode else (None, None)
+    return name, study.rows or rows, study.width or width
+
+
 def detectable_count(level: float, error: Callable[[float], float]) -> float:
     """The count whose estimate reaches `level` with a probability of 95%, given the standard error
     of an item by its count."""
@@ -269,16 +337,10 @@ def _error_of(best: Option, share: float, records: int, scale: float) -> float:
 def draw(study: Study, items: int) -> Any:
     """Plot the error against the size of the table for each oracle and for the plan's choice, after
     figure 4 of paper 004; returns the matplotlib figure."""
-    from sfumato.errors import SfumatoError
-
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as problem:
-        raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
     assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # checked by design()
     design, predicted = size(study, items)
-    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    figure = pictures.figure(7.5, 5)
     axes = figure.add_subplot()
     records, epsilon = study.devices, study.epsilon
 
@@ -336,7 +398,8 @@ def _check_target(study: Study, items: int, error: float) -> None:
         return
     assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # checked by design()
-    share = NormalDist().inv_cdf(1 - 0.05 / (2 * items)) * error / study.devices
+    risk = study.failure_probability or sizing.RISK
+    share = NormalDist().inv_cdf(1 - risk / (2 * items)) * error / study.devices
     if share > study.target_error:
         factor = share / study.target_error
         enough = math.ceil(study.devices * min(factor, _LARGEST_FACTOR) ** 2)
