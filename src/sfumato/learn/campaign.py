@@ -127,7 +127,8 @@ class TrainingCampaign(Campaign):
         """The small sketch whose norm, or error, is measured; None if the rule measures nothing, or
         no longer, after its warm-up."""
         rule = self.design.compression
-        if rule.asks == "nothing" or self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
+        most = getattr(rule, "rounds_measured", math.inf)
+        if rule.asks == "nothing" or self.sizing.rounds >= most:
             return None
         return self.design.second_sketch(self.length, self.done)
 

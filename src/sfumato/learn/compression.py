@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from sfumato.spec import require, spec
+from sfumato.spec import later, require, spec
 
 Asks: TypeAlias = Literal["nothing", "norm", "error"]  # what a round measures
 
@@ -137,17 +137,29 @@ class TwoStage:
 
     error: float = 0.1
     warm_up: int = 75
+    prior_norm: float | None = later(None)  # of the mean update, as a share of the clip
 
     def check(self) -> None:
         require(self.error > 0, f"error must be above 0; got {self.error}")
         require(self.warm_up >= 1, f"warm_up must be at least 1; got {self.warm_up}")
+        require(
+            self.prior_norm is None or 0 < self.prior_norm <= 1,
+            f"prior_norm must be above 0 and at most 1; got {self.prior_norm}",
+        )
+
+    @property
+    def rounds_measured(self) -> int:
+        """Rounds whose norm is measured: none if it is known beforehand."""
+        return self.warm_up if self.prior_norm is None else 0
 
     def start(self, length: int, largest: float) -> Sizing:
-        return Sizing(cells=length)
+        if self.prior_norm is None:
+            return Sizing(cells=length)
+        return Sizing(cells=_whole(self.prior_norm**2 * largest / self.error, length))
 
     def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         rounds = sizing.rounds + 1
-        if rounds > self.warm_up:
+        if rounds > self.rounds_measured:
             return replace(sizing, rounds=rounds)
         assert statistics.measurement is not None  # the task asked for it
         total = sizing.memory + max(statistics.measurement, 0.0)

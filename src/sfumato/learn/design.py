@@ -195,6 +195,10 @@ class TrainingDesign(QuestionDefaults):
         return self.clients
 
     @property
+    def algorithm(self) -> str:
+        return "federated_averaging"
+
+    @property
     def tasks_per_device(self) -> int:
         return self.passes
 
