@@ -49,6 +49,7 @@ def population() -> Federated:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)  # four trainings over HTTP, on a busy machine
 @pytest.mark.parametrize("rule", ["adapt_norm", "two_stage", "adapt_tail"])
 def test_secure_sums_over_http_train_as_well_as_one_process(rule: str, tmp_path: Path) -> None:
     """Means of four accuracies each, by Welch's test: false alarm 1e-3. The control: models
@@ -80,9 +81,8 @@ def test_secure_sums_over_http_train_as_well_as_one_process(rule: str, tmp_path:
             accuracies.append(accuracy_of(parameters, data))
     expected = [each.accuracy for each in alone]
     assert not differ(accuracies, expected), (accuracies, expected)
-    noisy = [
-        train(study | {"epsilon": 0.08}, data, seed=SEED + run).accuracy for run in range(RUNS)
-    ]
+    little = study | {"epsilon": 0.08}
+    noisy = [train(little, data, seed=SEED + run, exact=False).accuracy for run in range(RUNS)]
     assert differ(noisy, expected), (noisy, expected)
 
 

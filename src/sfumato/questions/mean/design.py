@@ -62,6 +62,7 @@ ROWS = 15  # of a sketch that is decoded by means; as in the paper
 LEAST_WIDTH = 2
 PILOT_SHARE = 0.1  # of the budget (in 1/variance): later noise variance grows by a ninth
 PILOT_WIDTH = 4
+SEARCH_SHARE = 0.1  # of adapt_tail's budget, for all rounds that look for a size
 SLACK = math.sqrt(2)  # standard deviations added to the pilot's squared norm; as in the paper
 BLOCKS = 5  # of a sketch that is decoded by medians, with one row each
 FIRST_WIDTH = 16  # of such a sketch
@@ -87,7 +88,8 @@ class MeanDesign(QuestionDefaults):
     sketch first and sizes the next so that compression adds `relative_error` to the squared error
     of the noise. *adapt_tail* decodes sketches by medians, whose error is smaller if few
     coordinates are large. It doubles the sketch until the pilot finds no more error than expected,
-    and every sketch costs privacy: with noise, it is hardly ever worth it.
+    and asks for one more of that size, with most of the budget. Every sketch costs privacy: with
+    noise, it is hardly ever worth it.
     """
 
     compression: Compression
@@ -106,6 +108,10 @@ class MeanDesign(QuestionDefaults):
     paper_epsilon: float | None = None  # for the size rule of the paper's algorithm 1
     paper_delta: float = 1e-6
     cohort_count: int = later(1)  # masked sums: cohorts that each round asks one after another
+    search_share: float | None = later(None)
+    """adapt_tail: the share of the budget of all rounds that look for a size, beside the pilot's;
+    the rest is for one more round of that size, from which the mean is read. None: the mean is read
+    from the round that found the size, and all have the same share."""
 
     def check(self) -> None:
         for name in ("dimensions", "devices", "rows", "most_cells", "cohort_count"):
@@ -141,6 +147,12 @@ class MeanDesign(QuestionDefaults):
         require(
             self.paper_epsilon is None or (self.compression == "adapt_norm" and self.adapts),
             "paper_epsilon is for adapt_norm only",
+        )
+        require(
+            self.search_share is None
+            or (self.compression == "adapt_tail" and 0 < self.search_share < 1 - PILOT_SHARE),
+            f"search_share is for adapt_tail, above 0 and below {1 - PILOT_SHARE}; got "
+            f"{self.search_share}",
         )
         require(
             self.cohort_count == 1 or self.secure is not None,
@@ -184,6 +196,9 @@ class MeanDesign(QuestionDefaults):
         if not self.adapts:
             return (1.0,)
         rounds = 1 if self.compression == "adapt_norm" else len(self.tail_widths)
+        if self.search_share is not None:
+            each = self.search_share / rounds
+            return (PILOT_SHARE, *[each] * rounds, 1 - PILOT_SHARE - self.search_share)
         return (PILOT_SHARE, *[(1 - PILOT_SHARE) / rounds] * rounds)
 
     @property
@@ -551,6 +566,7 @@ class MeanCampaign(Campaign):
     _sums: list[NoisedSum] = field(default_factory=list)  # of this step, one per cohort
     _over: bool = False
     _settled: bool = True
+    _is_last: bool = False  # adapt_tail: whether a size was found, and its own round is asked
     _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
 
     def __post_init__(self) -> None:
@@ -559,7 +575,8 @@ class MeanCampaign(Campaign):
     def next_task(self) -> Task | None:
         if self._over:
             return None
-        return self.design.task(len(self.answers), self._width, len(self._sums))
+        step = len(self.design.shares) - 1 if self._is_last else len(self.answers)
+        return self.design.task(step, self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
@@ -580,10 +597,19 @@ class MeanCampaign(Campaign):
         elif design.compression == "adapt_norm":
             self._over = True
         else:
-            self._settled = self._is_close(answer)
-            self._over = self._settled or rounds == len(design.shares)
-            if not self._over:
-                self._width = design.tail_widths[rounds - 1]
+            self._search(answer)
+
+    def _search(self, answer: NoisedSum) -> None:
+        """adapt_tail: the next width, or the last round of the width that was found."""
+        design, rounds = self.design, len(self.answers)
+        searches = len(design.tail_widths)
+        self._settled = self._is_close(answer)
+        if self._is_last or (design.search_share is None and (self._settled or rounds > searches)):
+            self._over = True
+        elif self._settled or rounds > searches:
+            self._is_last = True  # of the width of this round
+        else:
+            self._width = design.tail_widths[rounds - 1]
 
     @property
     def tasks(self) -> list[Task]:
@@ -630,7 +656,11 @@ class MeanCampaign(Campaign):
         gap = check.dense.encode(sketch.decode(answer.table, answer.count)).astype(np.float64)
         gap -= check.rounding.reals(pilot.table) / pilot.count
         self._measured, _ = squared_norm(gap, noise)
-        target = (1 + design.relative_error) * self._noise_error(answer)
+        target = self._noise_error(answer)
+        last = target  # the noise of the round from which the mean is read
+        if design.search_share is not None and not self._is_last:
+            last *= design.shares[1] / design.shares[-1]
+        target += design.relative_error * last
         target += self._absence(answer.count) + self._absence(pilot.count)
         slack = spread_of_squares(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
         return self._measured <= target + math.sqrt(slack)

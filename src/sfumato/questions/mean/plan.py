@@ -21,6 +21,7 @@ from sfumato.questions.mean.design import (
     LEAST_VARIANCE,
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
+    SEARCH_SHARE,
     SLACK,
     Compression,
     MeanDesign,
@@ -114,9 +115,15 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
             f"vectors and their tables are clipped to {clip}; {kind} noise of "
             f"{first:.4f} times that norm"
         )
-        if len(tasks) > 1:
+        of = "" if norms is None else " for the mean"
+        if design.search_share is not None:
+            search = design.multiplier / math.sqrt(design.shares[1])
+            mechanism += (
+                f" in the first round{of}, {search:.4f} times it in at most {len(tasks) - 2} "
+                f"rounds that look for a size, and {last:.4f} times it in the last"
+            )
+        elif len(tasks) > 1:
             others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
-            of = "" if norms is None else " for the mean"
             mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
@@ -140,7 +147,9 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
     if not design.adapts:
         return [first]
     if design.compression == "adapt_tail":
-        widths = enumerate(design.tail_widths, start=1)
+        widths = list(enumerate(design.tail_widths, start=1))
+        if design.search_share is not None:
+            widths.append((len(design.shares) - 1, design.tail_widths[-1]))
         return [first, *(design.task(round, width) for round, width in widths)]
     return [first, design.task(1, _widest(design))]
 
@@ -203,8 +212,9 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
             return whole, warnings
     paper = study.epsilon if study.paper_mode and compression == "adapt_norm" else None
     design = replace(
-        whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300)
-    )
+        whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300),
+        search_share=SEARCH_SHARE if compression == "adapt_tail" and not study.paper_mode else None,
+    )  # fmt: skip
     return (design if limit is None else _within(design, limit, besides)), warnings
 
 
@@ -399,8 +409,8 @@ def _warnings(study: Study, design: MeanDesign) -> list[str]:
         )
     if design.compression == "adapt_tail":
         warnings.append(
-            f"adapt_tail splits its budget over {len(design.shares)} rounds, and medians are "
-            "noisier than means: adapt_norm is better unless few coordinates are large"
+            f"adapt_tail looks for a size in up to {len(design.tail_widths)} rounds, and medians "
+            "are noisier than means: adapt_norm is better unless few coordinates are large"
         )
     if design.top is not None:
         warnings.append(f"selecting the {design.top:,} largest coordinates makes the mean biased")
