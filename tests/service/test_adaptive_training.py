@@ -77,13 +77,16 @@ def test_secure_sums_over_http_train_as_well_as_one_process(rule: str, tmp_path:
             assert done.outcomes[DROPPED_OUT] > 0
             released = admin.wait_for_release(study_id)
             assert released["rounds_held"] == ROUNDS
-            parameters = admin.ask(lambda client, study=study_id: client.model(study))
-            accuracies.append(accuracy_of(parameters, data))
+            accuracies.append(accuracy_of(model_of(admin, study_id), data))
     expected = [each.accuracy for each in alone]
     assert not differ(accuracies, expected), (accuracies, expected)
     little = study | {"epsilon": 0.08}
     noisy = [train(little, data, seed=SEED + run, exact=False).accuracy for run in range(RUNS)]
     assert differ(noisy, expected), (noisy, expected)
+
+
+def model_of(admin: Admin, study_id: str) -> bytes:
+    return admin.ask(lambda client: client.model(study_id))
 
 
 def differ(ones: list[float], others: list[float]) -> bool:

@@ -205,7 +205,8 @@ class TrainingCampaign(Campaign):
     def _masked_table(self, main: VectorSketch) -> tuple[VectorSketch | RoundSketch, Mechanism]:
         """One table for a secure sum, with noise of one scale on all cells. The second sketch is
         in a coarser unit, so that its part of the sensitivity is its part of the budget."""
-        design, sketch, second = self.design, main, self.second
+        design, second = self.design, self.second
+        sketch: VectorSketch | RoundSketch = main
         assert design.secure is not None  # checked by the caller
         if second is not None:
             coarse = second_whole_numbers(main, second, self.clip)

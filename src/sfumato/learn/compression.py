@@ -17,7 +17,8 @@ costs, and a rule is a way to learn |m|² and to choose L from it.
                   a model forgets, are sent smaller
 
 Differs from the paper: its formulas mix the units of sums and means, and have the relative error on
-the wrong side; with both corrected the tables of the paper come out (docs/decisions/0020).
+the wrong side; with both corrected, the sizes in its tables are of the right order
+(docs/decisions/0020).
 """
 
 from __future__ import annotations

@@ -469,7 +469,8 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
     spent, loss = design.epsilon(study.delta), design.loss
     guarantee = f"{NOT_PRIVATE}: a sketch is a function of its vector, and its hashes are public"
     mechanism, neighbours, assumptions = "none", _NEIGHBOURS["zero-out"], tuple[str, ...]()
-    if design.exchange.mode == "paper":
+    mode = study.training.mode if study.training is not None else None
+    if mode == "paper":
         mechanism = "as paper 003 prints it: noise that depends on private data, if any"
     if isinstance(loss, SampledLoss):
         guarantee = (
@@ -501,9 +502,10 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
 
 
 def _sketched_warnings(study: Study, design: DiffSketchDesign) -> list[str]:
-    if design.exchange.mode == "gaussian":
+    mode = study.training.mode if study.training is not None else None
+    if mode == "gaussian":
         return []
     return [
-        f'mode = "{design.exchange.mode}" has no DP guarantee; paper 003 claims one for sketches, '
+        f'mode = "{mode}" has no DP guarantee; paper 003 claims one for sketches, '
         'and it does not hold (docs/concepts/diffsketch.md); mode = "gaussian" has one'
     ]

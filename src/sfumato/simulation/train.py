@@ -101,7 +101,11 @@ def train(
         raise StudyError(f"the question must be train; got {planned.study.question}")
     design: Any = planned.design
     if isinstance(design, DiffSketchDesign):
-        options = {"checkpoint": checkpoint, "metrics": metrics, "tensorboard": tensorboard}
+        options: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "metrics": metrics,
+            "tensorboard": tensorboard,
+        }
         options |= {"protocol": protocol or None, "exact": None if exact else "float noise"}
         options |= {"device": None if device == "cpu" else device, "resume": resume or None}
         if names := ", ".join(name for name, value in options.items() if value is not None):
