@@ -295,6 +295,6 @@ def norm_of_table(squared: float, cells: int, noise: float) -> tuple[float, floa
     >>> round(norm, 3), round(deviation, 3)
     (30.0, 3.404)
     """
-    known = max(squared - cells * noise**2, 0.0)
-    upper = known + math.sqrt(2) * spread_of_squares(known, cells, noise)
-    return math.sqrt(known), (math.sqrt(upper) - math.sqrt(known)) / math.sqrt(2)
+    square = max(squared - cells * noise**2, 0.0)
+    upper = square + math.sqrt(2) * spread_of_squares(square, cells, noise)
+    return math.sqrt(square), (math.sqrt(upper) - math.sqrt(square)) / math.sqrt(2)

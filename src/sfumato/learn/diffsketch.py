@@ -570,8 +570,8 @@ def _gaussian_loss(
     """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
     sampled = noise == "sum" and cohort < clients
     # Tables are coarser where the noise of all devices could not be drawn otherwise.
-    drawn = LEAST_DRAWN / math.sqrt(1 if noise == "sum" else cohort)
-    unit = min(_UNIT, drawn / multiplier)
+    most = LEAST_DRAWN / math.sqrt(1 if noise == "sum" else cohort)
+    unit = min(_UNIT, most / multiplier)
     return SampledLoss(
         loss=AdditiveLoss(
             noise="gaussian", scale=multiplier * unit, l1=max(unit, unit**2), l2=unit, unit_cells=0

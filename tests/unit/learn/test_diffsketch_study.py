@@ -66,16 +66,16 @@ def sums() -> Federated:
 def test_a_study_trains_by_diffsketch_and_says_what_it_promises(
     study: dict[str, Any], keys: dict[str, Any], guarantee: str
 ) -> None:
-    asked = DIFFSKETCH | study | {"training": KEYS | keys}
+    request = DIFFSKETCH | study | {"training": KEYS | keys}
     books = Ledger(Budget(epsilon=study.get("epsilon"), delta=1e-3))
-    trained = train(asked, sums(), ledger=books)
+    trained = train(request, sums(), ledger=books)
     epsilon = trained.privacy.epsilon
     assert trained.privacy.guarantee.startswith(guarantee.replace("(8,", f"({rounded(epsilon)},"))
     assert math.isclose(books.spent(), math.inf if epsilon is None else epsilon)
     assert epsilon is None or 7.9 < epsilon <= 8
     assert len(books.entries()) == 12
     assert trained.rate == 82 / 40
-    again = [train(asked, sums(), seed=1) for _ in range(2)]
+    again = [train(request, sums(), seed=1) for _ in range(2)]
     ones, others = (each.parameters for each in again)
     assert all(torch.equal(ones[name], others[name]) for name in ones)
     assert epsilon is None or any("seed" in each for each in again[0].privacy.not_covered)
@@ -100,12 +100,12 @@ def test_cohorts_by_examples_favour_clients_with_more_of_them() -> None:
     inputs, targets = torch.randn(100, 40), torch.randint(0, 2, (100,))
     owner = torch.cat([torch.zeros(90, dtype=torch.int64), 1 + torch.arange(10) % 9])
     data = Federated(group_by_client(inputs, targets, owner, 10), inputs, targets, "unequal")
-    made = plan(DIFFSKETCH | {"training": KEYS | {"sampling": "by_examples", "cohort": 10}})
-    assert isinstance(made.design, DiffSketchDesign)
-    runner = SketchedTraining(made.design, data, SEED)
-    drawn = sum(int((runner.cohort(number) == 0).sum()) for number in range(300))
-    assert stats.binomtest(drawn, 3_000, 0.9).pvalue > 1e-6
-    assert stats.binomtest(drawn, 3_000, 0.1).pvalue < 1e-6
+    outcome = plan(DIFFSKETCH | {"training": KEYS | {"sampling": "by_examples", "cohort": 10}})
+    assert isinstance(outcome.design, DiffSketchDesign)
+    runner = SketchedTraining(outcome.design, data, SEED)
+    hits = sum(int((runner.cohort(number) == 0).sum()) for number in range(300))
+    assert stats.binomtest(hits, 3_000, 0.9).pvalue > 1e-6
+    assert stats.binomtest(hits, 3_000, 0.1).pvalue < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -667,8 +667,8 @@ def sparse_vectors(devices: int = 400, dimensions: int = 600) -> F64:
 def test_the_round_that_is_read_has_what_the_search_for_a_size_leaves() -> None:
     """The search has three tenths, the pilot one, and the last round, of the width that was found,
     the rest. The list of losses that is charged has all of them."""
-    made = plan(TAIL | {"devices": 400, "dimensions": 600})
-    design = made.design
+    proposal = plan(TAIL | {"devices": 400, "dimensions": 600})
+    design = proposal.design
     assert isinstance(design, MeanDesign)
     assert math.isclose(sum(design.shares), 1.0)
     assert math.isclose(design.shares[-1], 0.6)
@@ -689,7 +689,8 @@ def test_the_round_that_is_read_has_what_the_search_for_a_size_leaves() -> None:
         books.charge(campaign=task.campaign, cohort=task.cohort, task=task.id, loss=charge)
     assert 3.9 < books.spent() <= 4.0
     assert (
-        f"{design.multiplier / math.sqrt(0.6):.4f} times it in the last" in made.privacy.mechanism
+        f"{design.multiplier / math.sqrt(0.6):.4f} times it in the last"
+        in proposal.privacy.mechanism
     )
 
 
@@ -697,12 +698,12 @@ def test_the_round_that_is_read_has_what_the_search_for_a_size_leaves() -> None:
 def test_a_sparse_mean_errs_less_than_with_an_even_split() -> None:
     """In each of eight runs, with more noise than collisions: if splits were alike, 2**-8."""
     study = TAIL | {"epsilon": 0.5, "devices": 400, "dimensions": 600}
-    made, fleet = plan(study), sparse_vectors()
-    assert isinstance(made.design, MeanDesign)
-    even = replace(made, design=replace(made.design, search_share=None))
+    proposal, fleet = plan(study), sparse_vectors()
+    assert isinstance(proposal.design, MeanDesign)
+    even = replace(proposal, design=replace(proposal.design, search_share=None))
     for seed in range(8):
         ours, theirs = (
             float(np.linalg.norm(simulate(each, fleet, seed=seed).mean - fleet.mean(axis=0)))
-            for each in (made, even)
+            for each in (proposal, even)
         )
         assert ours < theirs

@@ -121,7 +121,7 @@ def test_norms_cost_a_tenth_of_the_budget() -> None:
     assert isinstance(given_clip, MeanDesign)
     design = planned_design(STUDY | SIZES)
     assert math.isclose(design.mean.multiplier**2 * 0.9, given_clip.multiplier**2)
-    variance = design.norm_noise**2 - SMOOTHING  # that of continuous noise that costs as much
+    variance = design.norm_noise**2 - SMOOTHING  # of continuous noise at the same cost
     assert math.isclose(variance * 0.1, given_clip.multiplier**2)
 
 
