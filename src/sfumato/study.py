@@ -37,6 +37,8 @@ class QuestionFacts:
     Planners and releases are given by name, so that their modules are imported only when needed.
     """
 
+    title: str = ""  # in the dashboard's form
+    asks: str = ""  # the question in words, beside it
     planners: Mapping[Trust, str]  # "module:function" for each trust that the question supports
     release: str = "sfumato.flow.release:CountRelease"  # "module:class"
     data: Literal["items", "vectors", "examples"] = "items"  # what devices hold
@@ -53,6 +55,14 @@ class QuestionFacts:
     algorithm_key: str = "algorithm"  # the key that names one
     keys: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The keys that have an effect, beside those of every study and of masked sums."""
+
+    def keys_with(self, trust: Trust, *, is_masked: bool = False) -> frozenset[str]:
+        """The keys of a study that have an effect; all of them if the question does not say."""
+        if trust not in self.keys:
+            return frozenset(each.name for each in fields(Study))
+        used = {*_EVERY, *self.keys[trust], *(_MASKED if is_masked else ())}
+        has_choice = self.algorithm_key == "algorithm" and trust in self.algorithms
+        return frozenset(used if has_choice else used - {"algorithm"})
 
     @property
     def collected(self) -> tuple[Trust, ...]:
@@ -75,6 +85,8 @@ class TrustFacts:
 
 QUESTIONS: dict[str, QuestionFacts] = {
     "frequencies": QuestionFacts(
+        title="Frequencies",
+        asks="How common is each item of a list?",
         planners={
             "local": "sfumato.questions.local_frequencies.plan:plan",
             "secure": "sfumato.questions.frequencies.plan:plan",
@@ -95,6 +107,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
     ),
     "new_words": QuestionFacts(
+        title="New words",
+        asks="Which words that are not in a list are common?",
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         algorithms={"local": ("prefixes", "puzzle")},
         keys={
@@ -104,6 +118,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
         instead='with "secure" or "central", ask for heavy_hitters',
     ),
     "heavy_hitters": QuestionFacts(
+        title="Heavy hitters",
+        asks="Which items are common, without a list of them?",
         planners={
             "secure": "sfumato.questions.prefix_search.plan:plan",
             "central": "sfumato.questions.item_lists.plan:plan",
@@ -115,6 +131,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
+        title="Histogram",
+        asks="Which items exist, and how common is each?",
         planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
         algorithms={"central": ("sparse", "invertible_sketch")},
         may_mask=True,
@@ -124,6 +142,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
         "noise in shares cannot be decoded",
     ),
     "mean": QuestionFacts(
+        title="Mean",
+        asks="What is the mean of the devices' vectors?",
         planners={
             "secure": "sfumato.questions.mean.plan:plan",
             "central": "sfumato.questions.mean.plan:plan",
@@ -138,6 +158,8 @@ QUESTIONS: dict[str, QuestionFacts] = {
         keys={"secure": _VECTORS, "central": _VECTORS},
     ),
     "train": QuestionFacts(
+        title="Model",
+        asks="Train a model on the devices' examples. Add a [training] table as TOML.",
         planners={
             "secure": "sfumato.learn.plan:plan",
             "central": "sfumato.learn.plan:plan",
@@ -481,9 +503,7 @@ class Study:
 
     def check_keys(self) -> None:
         """Raise StudyError if a key is set that has no effect on this question with this trust."""
-        if self.trust not in self.facts.keys:  # the question does not say
-            return
-        used = {*_EVERY, *self.facts.keys[self.trust], *(_MASKED if self.is_masked else ())}
+        used = self.facts.keys_with(self.trust, is_masked=self.is_masked)
         idle = [
             field.name
             for field in fields(self)

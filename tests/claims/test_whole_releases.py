@@ -26,6 +26,7 @@ from marks import quick
 from sfumato import CountRelease
 from sfumato.flow.release import MeanRelease
 from sfumato.simulation.population import Population
+from sfumato.study import QUESTIONS
 
 RUNS = 160  # of each fleet
 FALSE_ALARM = 1e-6
@@ -106,6 +107,15 @@ SLOW = [
         "masked names", "heavy_hitters", "central", NAMES, masked=True, dropout=0.05,
     ),
 ]  # fmt: skip
+
+
+def test_every_question_and_trust_is_audited() -> None:
+    """But training (tests/statistics/test_training.py), and a mean under masks, whose noise in
+    shares is audited in tests/statistics/test_audits.py."""
+    elsewhere = {("mean", "secure"), *(("train", trust) for trust in QUESTIONS["train"].planners)}
+    every = {(name, trust) for name, facts in QUESTIONS.items() for trust in facts.planners}
+    audited = {(one.study["question"], one.study["trust"]) for one in (*AUDITS, *SLOW)}
+    assert audited == every - elsewhere, "add an audit to AUDITS or SLOW"
 
 
 def features(release: AnyRelease) -> dict[str, float | str]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from conformance.test_questions import MASKED, case
+from conformance.test_questions import case
 from marks import quick
-from questioning import NAME, Case, check_collection
+from questioning import MASKED, NAME, Case, check_collection
 from serving import settings, wait_for
 from sfumato import simulate
 from sfumato.collector import studies

@@ -285,7 +285,7 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
 def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     """Copy the store to a new file while the collector runs
 
-    Keep the signing key with the copy. For a store in PostgreSQL, use its own tools (pg_dump).
+    Keep the signing key with the copy, whose format is that of the store's database.
 
     \b
     Example:

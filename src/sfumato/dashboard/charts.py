@@ -40,9 +40,9 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
     ]
 
 
-def largest(values: Sequence[Estimate], *, is_mean: bool) -> list[Estimate]:
-    """The estimates to draw: the largest counts, or the coordinates farthest from 0."""
-    return sorted(values, key=lambda each: -abs(each.value) if is_mean else -each.value)[:TOP]
+def largest(values: Sequence[Estimate], *, are_counts: bool) -> list[Estimate]:
+    """The estimates to draw: the largest counts, or the numbers farthest from 0."""
+    return sorted(values, key=lambda each: -each.value if are_counts else -abs(each.value))[:TOP]
 
 
 def bars(values: Sequence[Estimate], *, axis: str) -> dict[str, Any]:

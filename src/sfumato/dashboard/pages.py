@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from sfumato.collector import studies
 from sfumato.collector.http.service import service_of
 from sfumato.collector.problems import Problem
-from sfumato.dashboard import charts, queries, sessions
+from sfumato.dashboard import charts, fields, queries, sessions
 from sfumato.dashboard.queries import StudyView
 from sfumato.dashboard.rendering import page, rows
 from sfumato.dashboard.visits import (
@@ -110,7 +110,12 @@ async def study(visit: Visit) -> Response:
         retention_days=visit.service.settings.retention_days,
         release=view.release,
         comparisons=queries.comparisons(state, view.release),
-        rows=rows(tuple(view.estimates[first : first + PAGE_ROWS]), is_mean=view.is_mean),
+        columns=view.columns,
+        keys=fields.SETTINGS,
+        rows=rows(
+            tuple(view.estimates[first : first + PAGE_ROWS]),
+            has_significance="significant" in view.columns,
+        ),
         last=min(first + PAGE_ROWS, total),
         total=total,
         first=first,
@@ -127,7 +132,7 @@ async def chart(visit: Visit) -> Response:
     """The chart of a release, for the page's script."""
     view = await _study_view(visit)
     view.require_release()
-    axis = "mean" if view.is_mean else "reports"
+    axis = "reports" if "count" in view.columns else "mean" if "mean" in view.columns else "value"
     return JSONResponse(charts.bars(view.chart_estimates, axis=axis))
 
 

@@ -91,13 +91,15 @@ class StudyView:
     estimates: Sequence[Estimate]
 
     @property
-    def is_mean(self) -> bool:
-        return QUESTIONS[self.state["study"]["question"]].data == "vectors"
+    def columns(self) -> Sequence[str]:
+        """The names of the columns of the estimates."""
+        rows = self.release.get("estimates") if self.release else None  # a model has none
+        return list(rows[0]) if rows else []
 
     @property
     def chart_estimates(self) -> list[Estimate]:
         """The estimates in the chart."""
-        return charts.largest(self.estimates, is_mean=self.is_mean)
+        return charts.largest(self.estimates, are_counts="count" in self.columns)
 
     def require_release(self) -> Mapping[str, Any]:
         """The release; Problem if there is none."""

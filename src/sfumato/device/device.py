@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from sfumato.device import client, passcodes
@@ -494,12 +493,7 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

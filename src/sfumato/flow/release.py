@@ -195,22 +195,22 @@ class Cost:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "rounds": self.rounds,
-            "bytes_per_device": self.bytes_per_device,
-            "seconds": round(self.seconds, 3),
-        }
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
+        """The inverse of `to_dict`."""
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Release:
-    """The common part of all releases: privacy, cost, study and plan."""
+    """The common part of all releases. `head` has these fields, in this order."""
 
-    privacy: Privacy
-    cost: Cost
     study: Mapping[str, Any]
     plan: Mapping[str, Any]
+    privacy: Privacy
+    cost: Cost
     notes: tuple[str, ...] = ()
     released: str | None = None  # the day on which a collector released it
 
@@ -221,15 +221,9 @@ class Release:
         return self.head()
 
     def head(self) -> dict[str, Any]:
-        """Everything but estimates as plain data."""
-        return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
-            "notes": list(self.notes),
-            **({} if self.released is None else {"released": self.released}),
-        }
+        """Everything but estimates as plain data; common fields that are None are left out."""
+        values = {each.name: getattr(self, each.name) for each in fields(Release)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -267,14 +261,11 @@ class Release:
 
     @staticmethod
     def _common(data: Mapping[str, Any]) -> dict[str, Any]:
-        cost = {each.name: data["cost"][each.name] for each in fields(Cost)}
         return {
+            **{each.name: data[each.name] for each in fields(Release) if each.name in data},
             "privacy": Privacy.from_dict(data["privacy"]),
-            "cost": Cost(**cost),
-            "study": data["study"],
-            "plan": data["plan"],
+            "cost": Cost.from_dict(data["cost"]),
             "notes": tuple(data["notes"]),
-            "released": data.get("released"),
         }
 
     def _promise(self) -> str:
@@ -282,6 +273,14 @@ class Release:
             return "no differential privacy"
         each = " per report" if self.privacy.unit == "report" else ""
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Privacy | Cost):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -409,18 +408,13 @@ class CountRelease(EstimateRelease):
     high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
 
+    columns: ClassVar[Mapping[str, str]] = {"item": "items", "count": "counts"} | {
+        name: name for name in ("standard_error", "low", "high", "significant")
+    }  # the field of each column
+
     def frame(self) -> pa.Table:
         """One row per item, largest first."""
-        return pa.table(
-            {
-                "item": self.items,
-                "count": self.counts,
-                "standard_error": self.standard_error,
-                "low": self.low,
-                "high": self.high,
-                "significant": self.significant,
-            }
-        )
+        return pa.table({column: getattr(self, name) for column, name in self.columns.items()})
 
     def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         """Bars with error bars for the `top` items; see `EstimateRelease.plot`."""
@@ -432,17 +426,15 @@ class CountRelease(EstimateRelease):
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
-
-        def column(name: str) -> F64:
-            return np.array([row[name] for row in rows], dtype=np.float64)
-
+        values = {
+            name: np.array([row.get(column) for row in rows], dtype=np.float64)
+            for column, name in cls.columns.items()
+            if name != "items"
+        }
         return {
+            **values,
             "items": pa.array([row["item"] for row in rows], type=pa.string()),
-            "counts": column("count"),
-            "standard_error": column("standard_error"),
-            "low": column("low"),
-            "high": column("high"),
-            "significant": column("significant").astype(np.bool_),
+            "significant": values["significant"].astype(np.bool_),
         }
 
     def __len__(self) -> int:

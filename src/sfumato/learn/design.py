@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
-from sfumato.flow.release import Cost, Influence, ModelRelease
+from sfumato.flow.release import Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
 from sfumato.learn import models
@@ -254,16 +254,12 @@ class TrainingDesign(QuestionDefaults):
             campaign.parameters(),
             rate=campaign.rate,
             rounds_held=campaign.rounds_held,
-            privacy=plan.privacy,
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=campaign.rounds_held,
                 bytes_per_device=round(total_bytes / participation.devices),
-                seconds=0.0,
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=plan.summary(),
-            notes=notes,
         )
 
     @property

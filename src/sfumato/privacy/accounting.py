@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import LARGEST_SCALE, LEAST_SCALE, log_mass
 from sfumato.spec import require, spec
 
@@ -32,8 +33,6 @@ from sfumato.spec import require, spec
 # that need them import them.
 if TYPE_CHECKING:
     from dp_accounting.pld import privacy_loss_distribution as pld
-
-Noise = Literal["gaussian", "laplace", "skellam"]
 
 # Ledgers on disk depend on these, too: a filter's order is one of them.
 ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
@@ -54,6 +53,11 @@ class AdditiveLoss:
     l1: float
     l2: float
     unit_cells: int  # how many cells are moved by exactly one; 0 if only the norms are known
+
+    @property
+    def pure_epsilon(self) -> float:
+        """The epsilon with a delta of 0: finite if the noise is pure."""
+        return self.l1 / self.scale if NOISES[self.noise].is_pure else math.inf
 
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
@@ -100,9 +104,10 @@ class SampledLoss:
             f"probability must be above 0, at most 1; got {self.probability}",
         )
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        names = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
         require(
-            self.loss.noise in ("gaussian", "skellam"),
-            f"sampled rounds are accounted for Gaussian and Skellam noise; got {self.loss.noise}",
+            NOISES[self.loss.noise].in_samples,
+            f"sampled rounds are accounted for {names} noise; got {self.loss.noise}",
         )
 
 
@@ -168,11 +173,10 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if sampled:
         divergences = [*map(renyi, additive), *map(sampled_renyi, sampled)]
         return min(_tight_epsilon(additive, sampled, delta), _renyi_epsilon(divergences, delta))
-    laplace = all(loss.noise == "laplace" for loss in additive)
-    pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
+    pure = sum(loss.pure_epsilon for loss in additive)
     if delta == 0:
         return pure
-    if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
+    if all(loss.unit_cells or NOISES[loss.noise].is_pure for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
     bound = _renyi_epsilon([renyi(loss) for loss in additive], delta)
     return min(_tight_epsilon(additive, [], delta), bound)
@@ -191,7 +195,7 @@ def _tight_epsilon(
     for loss in additive:
         if loss.noise == "gaussian" and loss.scale**2 > SMOOTHING:
             squares += _squared_shift(loss)
-        elif loss.unit_cells or loss.noise == "laplace":
+        elif loss.unit_cells or NOISES[loss.noise].is_pure:
             exact.append(loss)
         else:
             return math.inf
@@ -310,9 +314,7 @@ def _pure_epsilon(loss: Loss) -> float:
     """The epsilon of a loss that is pure, or pure except for an event of some probability."""
     if isinstance(loss, ApproximateLoss):
         return loss.epsilon
-    if isinstance(loss, AdditiveLoss) and loss.noise == "laplace":
-        return loss.l1 / loss.scale
-    return math.inf
+    return loss.pure_epsilon if isinstance(loss, AdditiveLoss) else math.inf
 
 
 def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
@@ -398,7 +400,7 @@ def calibrate(
     """The least scale (to a tenth of a per cent, rounded up) at which one release costs epsilon."""
     if not epsilon > 0 or not math.isfinite(epsilon):
         raise SpecError(f"epsilon must be above 0 and finite; got {epsilon}")
-    if noise == "laplace":
+    if NOISES[noise].is_pure:
         scale = math.nextafter(l1 / epsilon, math.inf)
         return _within_sampler(noise, scale)
     if not 0 < delta < 1:
@@ -506,23 +508,7 @@ def _unit_shift(
 
 def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
     """Rényi divergence at each order, bounded from the norms."""
-    if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
-        pure = loss.l1 / loss.scale
-        return np.minimum(pure, orders * pure**2 / 2)
-    variance = loss.scale**2
-    gaussian = orders * loss.l2**2 / (2 * variance)
-    if loss.noise == "gaussian":  # Canonne, Kamath, Steinke 2020, theorem 14
-        return gaussian
-    if loss.noise != "skellam":
-        raise SpecError(f"there is no bound for several items under {loss.noise} noise")
-    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others are rounded up
-    order = np.ceil(orders)
-    gaussian = order * loss.l2**2 / (2 * variance)
-    extra = np.minimum(
-        ((2 * order - 1) * loss.l2**2 + 6 * loss.l1) / (4 * variance**2),
-        3 * loss.l1 / (2 * variance),
-    )
-    return np.asarray(gaussian + extra)
+    return NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
 
 
 @lru_cache(maxsize=64)

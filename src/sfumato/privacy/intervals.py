@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.samplers import log_mass
 
 F64 = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ class NoiseLaw:
         return cls(np.ones(1))
 
     @classmethod
-    def of(cls, kind: str, scale: float) -> NoiseLaw:
+    def of(cls, kind: Noise, scale: float) -> NoiseLaw:
         _, logs = log_mass(kind, scale)
         return cls(np.exp(logs))
 

@@ -27,7 +27,7 @@ from sfumato.privacy.accounting import (
     delta_of,
 )
 from sfumato.privacy.intervals import NoiseLaw
-from sfumato.privacy.noise import Contribution
+from sfumato.privacy.noise import AtRelease, Contribution
 from sfumato.privacy.samplers import Rng, log_mass
 from sfumato.spec import require, spec
 
@@ -41,7 +41,7 @@ _SLACK = 1e-9  # relative rounding error of a claim that is computed again
 
 
 @spec("listed_above")
-class ListedAbove:
+class ListedAbove(AtRelease):
     """List the names whose count in a sample, with noise, reaches `threshold`; release no others.
 
     Each device tosses a coin for each of its items, which takes part with probability `rate`. The
@@ -95,17 +95,6 @@ class ListedAbove:
             f"it may cost {self.delta:.3g}",
         )
 
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
-
-    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        return table
-
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         """The sum as it is, for the decoder only."""
         return total
@@ -130,9 +119,6 @@ class ListedAbove:
     def noise_stddev(self) -> float:
         """Standard deviation of the noise on a count of the list."""
         return _stddev(self.noise, self.scale)
-
-    def reach(self, count: int, cells: int) -> int:
-        return 0
 
     def sample(self, values: Any, weights: I64 | None, *, rng: Rng) -> tuple[Any, I64 | None]:
         """The values that take part, of rows that `weights` devices (one each if None) hold."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, CountRelease, Privacy
+from sfumato.flow.release import CountRelease, Privacy
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
@@ -69,12 +69,6 @@ def listed_release(
         order = order[significant[order]]
         above.append(significant_from)
     low, high = interval(max(above, default=None))
-    summary = plan.summary()
-    summary["parameters"] |= parameters
-    summary["parameters"] |= {
-        "significant_from": scale * significant_from,
-        "significance_level": debias.LEVEL,
-    }
     return CountRelease(
         items=plan.listed.items.take(pa.array(order, type=pa.int64())),
         counts=counts[order],
@@ -82,16 +76,18 @@ def listed_release(
         low=np.minimum(low, counts)[order],  # an estimate may be an impossible count
         high=np.maximum(high, counts)[order],
         significant=significant[order],
-        privacy=over_all_devices(privacy, scale),
-        cost=Cost(
+        **plan.release_head(
             devices=participation.devices,
             rounds=participation.rounds,
             bytes_per_device=bytes_per_device,
-            seconds=0.0,
+            privacy=over_all_devices(privacy, scale),
+            parameters={
+                **parameters,
+                "significant_from": scale * significant_from,
+                "significance_level": debias.LEVEL,
+            },
+            notes=participation.notes,
         ),
-        study=plan.study.to_dict(),
-        plan=summary,
-        notes=participation.notes,
     )
 
 
@@ -111,8 +107,6 @@ def discovered_release(
 
     `counts` and `standard_error` are over the respondents; `interval` is over all devices asked.
     """
-    summary = plan.summary()
-    summary["parameters"] |= parameters
     scale = participation.devices / max(respondents, 1)
     counts = counts * scale
     error = with_sampling(standard_error, counts, scale)
@@ -124,16 +118,14 @@ def discovered_release(
         low=interval[0][rows],
         high=interval[1][rows],
         significant=np.ones(rows.size, dtype=np.bool_),
-        privacy=over_all_devices(plan.privacy, scale),
-        cost=Cost(
+        **plan.release_head(
             devices=participation.devices,
             rounds=plan.predicted["rounds"],
             bytes_per_device=plan.predicted["bytes_per_device"],
-            seconds=0.0,
+            privacy=over_all_devices(plan.privacy, scale),
+            parameters=parameters,
+            notes=(*participation.notes, *notes),
         ),
-        study=plan.study.to_dict(),
-        plan=summary,
-        notes=(*participation.notes, *notes),
     )
 
 

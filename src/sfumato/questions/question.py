@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
-from sfumato.flow.release import Influence, Privacy, Release
+from sfumato.flow.release import Cost, Influence, Privacy, Release
 from sfumato.flow.task import AnyTask
 from sfumato.privacy import Charge, Rng
 from sfumato.sketch import ItemKeys
@@ -336,6 +336,30 @@ class Plan:
             "algorithm": self.algorithm,
             "parameters": self.parameters,
             "predicted": dict(self.predicted),
+        }
+
+    def release_head(
+        self,
+        *,
+        devices: int,
+        rounds: int,
+        bytes_per_device: int,
+        seconds: float = 0.0,
+        privacy: Privacy | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The fields that every release of this plan has (`Release`), with more parameters."""
+        summary = self.summary()
+        summary["parameters"] |= parameters or {}
+        return {
+            "study": self.study.to_dict(),
+            "plan": summary,
+            "privacy": privacy or self.privacy,
+            "cost": Cost(
+                devices=devices, rounds=rounds, bytes_per_device=bytes_per_device, seconds=seconds
+            ),
+            "notes": tuple(notes),
         }
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
-from sfumato.flow.release import Cost, Release
+from sfumato.flow.release import Release
 from sfumato.learn import models
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
@@ -263,18 +263,16 @@ def _train_sketched(
         loss=loss,
         rate=design.rate,
         history=tuple(history),
-        privacy=privacy,
-        cost=Cost(
+        **planned.release_head(
             devices=design.clients,
             rounds=design.rounds,
             bytes_per_device=predicted["bytes_per_device"],
             seconds=time.perf_counter() - started,
-        ),
-        study=planned.study.to_dict(),
-        plan=planned.summary(),
-        notes=(
-            *planned.warnings,
-            f"a device also received {predicted['bytes_down']:,} bytes in its rounds",
+            privacy=privacy,
+            notes=(
+                *planned.warnings,
+                f"a device also received {predicted['bytes_down']:,} bytes in its rounds",
+            ),
         ),
     )
 
@@ -294,8 +292,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         loss=loss,
         rate=campaign.rate,
         history=tuple(training.history),
-        privacy=privacy,
-        cost=Cost(
+        **planned.release_head(
             devices=design.clients,
             rounds=campaign.done,
             bytes_per_device=round(
@@ -305,8 +302,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
                 / design.clients
             ),
             seconds=training.seconds,
+            privacy=privacy,
+            notes=notes,
         ),
-        study=planned.study.to_dict(),
-        plan=planned.summary(),
-        notes=tuple(notes),
     )

@@ -1,4 +1,4 @@
-r"""The store: the data of a collector, in an SQLite file or on a PostgreSQL server.
+r"""The store: the data of a collector, in an SQLite file or on a database server.
 
 Everything happens in a transaction, whole or not at all, and is on disk after its block. The
 methods of `Transaction` are all that can be done in one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -29,7 +30,9 @@ from sfumato.privacy import (
     SeededRng,
     calibrate,
     epsilon_of,
+    least_noise,
 )
+from sfumato.privacy.noise import AT_RELEASE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import (
@@ -374,8 +377,8 @@ def _cohort(study: Study) -> int:
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
-    """The least noise that meets the guarantee: Gaussian or Laplace, whichever is smaller; with
-    trust "secure", Skellam noise in shares, whose sum is again Skellam noise."""
+    """The least noise that meets the guarantee; with trust "secure", Skellam noise in shares, whose
+    sum is again Skellam noise."""
     if study.epsilon is None:
         return NoNoise()
     secure = secure_of(study) if study.noise_in_shares else None
@@ -384,21 +387,12 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
             "noise in shares needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
-    bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
-
-    def sized(noise: Noise, delta: float) -> NoiseAtRelease:
-        scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
-        return NoiseAtRelease(noise=noise, scale=scale)
-
     if secure is not None:
+        bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
         scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
         return secure.noise(scale, _cohort(study))
-    if study.delta == 0:
-        return sized("laplace", 0.0)
-    gaussian = sized("gaussian", study.delta)
-    if study.paper_mode or math.sqrt(2) * norms.l1 / study.epsilon > gaussian.scale + 1:
-        return gaussian  # Laplace noise of scale l1/epsilon would be larger
-    return min(gaussian, sized("laplace", 0.0), key=lambda noise: noise.stddev(1))
+    noises: Sequence[Noise] = ("gaussian",) if study.paper_mode and study.delta else AT_RELEASE
+    return least_noise(norms, epsilon=study.epsilon, delta=study.delta, noises=noises)
 
 
 def _norms(study: Study, rows: int) -> Norms:

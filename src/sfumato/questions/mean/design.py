@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, Influence, MeanRelease, NoisedSum
+from sfumato.flow.release import Influence, MeanRelease, NoisedSum
 from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import (
@@ -347,8 +347,6 @@ class MeanDesign(QuestionDefaults):
     ) -> MeanRelease:
         check_finished(campaign, participation)
         estimate = campaign.estimate()
-        summary = plan.summary()
-        summary["parameters"] |= {"cells": estimate.cells, "compressed": estimate.compressed}
         notes = list(participation.notes)
         if not estimate.settled:
             notes.append(
@@ -363,16 +361,14 @@ class MeanDesign(QuestionDefaults):
         return MeanRelease(
             mean=estimate.mean,
             standard_error=estimate.standard_error,
-            privacy=replace(plan.privacy, influence=self.influence_over(estimate.respondents)),
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=estimate.rounds,
                 bytes_per_device=traffic(campaign.tasks)["bytes_per_device"],
-                seconds=0.0,
+                privacy=replace(plan.privacy, influence=self.influence_over(estimate.respondents)),
+                parameters={"cells": estimate.cells, "compressed": estimate.compressed},
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=summary,
-            notes=tuple(notes),
         )
 
     def charge_of(self, task: Task) -> Charge:
