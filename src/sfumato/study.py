@@ -180,8 +180,12 @@ QUESTIONS: dict[str, QuestionFacts] = {
         },
         release="sfumato.flow.release:ModelRelease",
         data="examples",
+        algorithms={
+            "secure": ("federated_averaging",),
+            "central": ("federated_averaging", "diffsketch"),
+        },
         not_collected=("central",),
-        keys={"secure": _TRAINING, "central": _TRAINING},
+        keys={"secure": _TRAINING, "central": (*_TRAINING, "rows", "width")},
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -236,11 +240,12 @@ class TrainingStudy:
     classes: int | None = None
     hidden: int | None = None  # width of the dense or recurrent layers
     cohort: int  # clients per round
-    sampling: Literal["poisson", "fixed", "passes"] | None = None
+    sampling: Literal["poisson", "fixed", "passes", "by_examples"] | None = None
     """How a cohort is drawn: by one coin per client ("poisson"); a fixed number of clients, which
     costs more privacy ("fixed"); or all clients in turn, in a random order that need not be secret
     ("passes"). None: "poisson" for a trusted server, and "passes" for trust "secure", whose server
-    knows the cohorts."""
+    knows the cohorts. algorithm = "diffsketch": "fixed", or "by_examples", which draws clients with
+    replacement, in proportion to their examples."""
     learning_rate: float = 0.1  # of the clients
     batch: int = 20
     epochs: int = 1
@@ -255,6 +260,19 @@ class TrainingStudy:
     warm_up: int = 75  # compression = "two_stage": rounds with whole vectors
     early: float = 4.0  # compression = "free_norm": factor on relative_error in the first round
     seed: int = 0  # for the model and the sketches
+    largest_l1: float | None = later(None)  # longer updates, in L1, are sent as zeros
+    prior_norm: float | None = later(None)
+    """compression = "two_stage": the norm of the mean update, as a share of the clip, if it is
+    known beforehand; sketches then have one size from the first round on."""
+    mode: Literal["none", "gaussian", "paper"] | None = later(None)
+    """algorithm = "diffsketch": sketches without noise, with Gaussian noise that is accounted for,
+    or as paper 003 prints them. "none" and "paper" have no DP guarantee."""
+    claimed_epsilon: float | None = later(None)
+    """mode = "paper": the epsilon of the paper's theorem 2 above which a worker adds noise. It is
+    not an epsilon of differential privacy."""
+    padding: int = later(0)  # mode = "paper": coordinates of noise that a worker appends
+    correction: bool = later(False)  # modes "none" and "paper": the paper's error correction
+    i_know_this_is_not_private: bool = later(False)  # mode = "paper" needs it
 
     def check(self) -> None:
         for name in ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up"):
@@ -264,9 +282,24 @@ class TrainingStudy:
                 f"training.{name} must be at least 1; got {value}",
                 StudyError,
             )
-        for name in ("learning_rate", "server_rate"):
+        for name in ("learning_rate", "server_rate", "largest_l1", "claimed_epsilon"):
             value = getattr(self, name)
-            require(value > 0, f"training.{name} must be above 0; got {value}", StudyError)
+            require(
+                value is None or value > 0,
+                f"training.{name} must be above 0; got {value}",
+                StudyError,
+            )
+        require(
+            self.prior_norm is None or 0 < self.prior_norm <= 1,
+            "training.prior_norm must be above 0 and at most 1 (a share of the clip); "
+            f"got {self.prior_norm}",
+            StudyError,
+        )
+        require(
+            self.padding >= 0,
+            f"training.padding must be at least 0; got {self.padding}",
+            StudyError,
+        )
         require(
             self.noise_multiplier is None or self.noise_multiplier >= 0,
             f"training.noise_multiplier must be at least 0; got {self.noise_multiplier}",
@@ -406,7 +439,7 @@ class Study:
             "ask for frequencies",
         )
         need(
-            facts.data != "examples" or self.clip is not None,
+            facts.data != "examples" or self.clip is not None or self.algorithm == "diffsketch",
             f"a {self.question} study needs clip, the largest L2 norm of a device's update",
         )
         need(
@@ -631,7 +664,11 @@ class Study:
             keys = {
                 field.name: getattr(self.training, field.name) for field in fields(TrainingStudy)
             }
-            values["training"] = {name: value for name, value in keys.items() if value is not None}
+            values["training"] = {
+                name: value
+                for name, value in keys.items()
+                if value is not None and not is_silent(self.training, name)
+            }
         return {
             name: value
             for name, value in values.items()

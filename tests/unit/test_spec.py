@@ -39,7 +39,7 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     NoisyVector,
 )
-from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.round_table import RoundNoise
 from sfumato.privacy import (
     AdditiveLoss,
     ApproximateLoss,
@@ -74,6 +74,7 @@ from sfumato.sketch import (
     ItemCounts,
     NormBins,
     OneHot,
+    RoundSketch,
     TextKeys,
     VectorSketch,
     WordKeys,

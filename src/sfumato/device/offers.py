@@ -28,7 +28,15 @@ from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import NoNoise
-from sfumato.sketch import CountSketch, NormBins, OneHot, TextKeys, VectorSketch, WordKeys
+from sfumato.sketch import (
+    CountSketch,
+    NormBins,
+    OneHot,
+    RoundSketch,
+    TextKeys,
+    VectorSketch,
+    WordKeys,
+)
 from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.study import QUESTIONS, TRUSTS
@@ -147,6 +155,7 @@ class Offer:
 
     def _check_values(self, task: Task) -> None:
         is_of_vectors = isinstance(task.sketch, VectorSketch) or isinstance(self.keys, NormBins)
+        is_of_vectors |= isinstance(task.sketch, RoundSketch) and self.model is not None
         require(
             (QUESTIONS[self.question].data != "items") == is_of_vectors,
             "a mean or a model must have a task of vectors, and no other question may have one; "

@@ -27,6 +27,7 @@ from sfumato.sketch import (
     Keys,
     NormBins,
     OneHot,
+    RoundSketch,
     SampledTables,
     TextKeys,
     VectorSketch,
@@ -174,7 +175,7 @@ def update_table(
 ) -> Callable[[Rng], I64]:
     """A function that computes a model's update when it is called, and makes its table."""
     sketch = task.sketch
-    assert isinstance(sketch, VectorSketch)  # checked by the offer
+    assert isinstance(sketch, VectorSketch | RoundSketch)  # checked by the offer
 
     def make(rng: Rng) -> I64:
         own = stream(rng, task.id)

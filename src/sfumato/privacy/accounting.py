@@ -8,12 +8,15 @@ factor √2 that is often used is not enough (docs/proofs/count_sketch.md).
 
 Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold
 composition of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is
-bounded except by the accountant's discretisation, which rounds up. Otherwise Rényi bounds are used.
+bounded except by the accountant's discretisation, which rounds up. Where only norms are known,
+discrete Gaussian noise of variance v costs at most what continuous Gaussian noise of variance v − 3
+costs, which is known exactly (docs/proofs/noise.md); Skellam noise is priced by Rényi bounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -36,6 +39,9 @@ ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0]
 LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
 LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
+SMOOTHING = 3.0  # variance by which discrete Gaussian noise is priced as less than it is
+_SAMPLED_INTERVAL = 1e-3  # grid of losses of sampled rounds; the accountant rounds up
+_MARGIN = 1e-9  # relative, of a delta: for float errors, and for what `SMOOTHING` leaves out
 
 
 @spec("additive_loss")
@@ -83,8 +89,8 @@ class SampledLoss:
 
     Claim: Poisson sampling, for the zero-out relation; cohorts of a fixed size, for it and for
         replacing a device (which is why it costs more).
-    Proof: docs/proofs/sampled_rounds.md, from Rényi bounds at whole orders: they hold for discrete
-        Gaussian and Skellam noise as for continuous noise.
+    Proof: docs/proofs/sampled_rounds.md. Discrete Gaussian noise under Poisson sampling is priced
+        as continuous noise; the rest by Rényi bounds at whole orders.
     """
 
     loss: AdditiveLoss
@@ -165,13 +171,88 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if not additive and not sampled:
         return 0.0
     if sampled:
-        return _renyi_epsilon([*map(renyi, additive), *map(sampled_renyi, sampled)], delta)
+        divergences = [*map(renyi, additive), *map(sampled_renyi, sampled)]
+        return min(_tight_epsilon(additive, sampled, delta), _renyi_epsilon(divergences, delta))
     pure = sum(loss.pure_epsilon for loss in additive)
     if delta == 0:
         return pure
     if all(loss.unit_cells or NOISES[loss.noise].is_pure for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
-    return _renyi_epsilon([renyi(loss) for loss in additive], delta)
+    bound = _renyi_epsilon([renyi(loss) for loss in additive], delta)
+    return min(_tight_epsilon(additive, [], delta), bound)
+
+
+def _tight_epsilon(
+    additive: Sequence[AdditiveLoss], sampled: Sequence[SampledLoss], delta: float
+) -> float:
+    """The epsilon by exact privacy loss distributions; infinite if a loss has none.
+
+    Discrete Gaussian noise is priced as continuous noise of a smaller variance.
+    """
+    if delta == 0:
+        return math.inf
+    squares, coins, exact = 0.0, Counter[tuple[float, float]](), list[AdditiveLoss]()
+    for loss in additive:
+        if loss.noise == "gaussian" and loss.scale**2 > SMOOTHING:
+            squares += _squared_shift(loss)
+        elif loss.unit_cells or NOISES[loss.noise].is_pure:
+            exact.append(loss)
+        else:
+            return math.inf
+    for each in sampled:
+        loss = each.loss
+        if loss.noise != "gaussian" or loss.scale**2 <= SMOOTHING:
+            return math.inf
+        if each.scheme == "poisson" and each.probability == 1:
+            squares += each.times * _squared_shift(loss)
+        elif each.scheme == "poisson":
+            coins[1 / math.sqrt(_squared_shift(loss)), each.probability] += each.times
+        else:
+            return math.inf
+    if not coins and not exact:
+        return gaussian_epsilon(math.sqrt(squares), delta)
+    return _mixed_epsilon(squares, tuple(coins.items()), tuple(exact), delta)
+
+
+def _squared_shift(loss: AdditiveLoss) -> float:
+    """The squared sensitivity over variance of continuous noise that costs at least as much."""
+    return loss.l2**2 / (loss.scale**2 - SMOOTHING)
+
+
+@lru_cache(maxsize=256)
+def _mixed_epsilon(
+    squares: float,
+    coins: tuple[tuple[tuple[float, float], int], ...],
+    exact: tuple[AdditiveLoss, ...],
+    delta: float,
+) -> float:
+    """The epsilon of continuous Gaussian noise, in rounds that everybody or a random sample is in,
+    and of losses that are composed exactly; rounded up."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    interval = _SAMPLED_INTERVAL
+    if exact:
+        interval = _interval(exact)
+    else:  # little noise has large losses, for which a coarser grid will do
+        interval *= max(1.0, *(0.01 / deviation**2 for (deviation, _), _ in coins))
+    parts = [
+        pld.from_gaussian_mechanism(
+            deviation, sampling_prob=probability, value_discretization_interval=interval
+        ).self_compose(times)
+        for (deviation, probability), times in coins
+    ]
+    if squares:
+        parts.append(
+            pld.from_gaussian_mechanism(
+                1 / math.sqrt(squares), value_discretization_interval=interval
+            )
+        )
+    if exact:
+        parts.append(_composed(exact))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.compose(part)
+    return float(total.get_epsilon_for_delta(delta * (1 - _MARGIN)))
 
 
 def filter_epsilon(
@@ -288,6 +369,30 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
     return high
 
 
+def gaussian_epsilon(shift: float, delta: float) -> float:
+    """The epsilon of continuous Gaussian noise whose mean moves by `shift` deviations, rounded up.
+
+    >>> round(gaussian_epsilon(1 / 4.224679, 1e-6), 4)
+    1.0
+    """
+    from scipy import special
+
+    def delta_at(epsilon: float) -> float:
+        a, b = shift / 2, epsilon / shift
+        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
+
+    target = delta * (1 - _MARGIN)
+    if delta_at(0.0) <= target:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_at(high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > target else (low, middle)
+    return high
+
+
 @lru_cache(maxsize=256)
 def calibrate(
     noise: Noise, *, l1: float, l2: float, unit_cells: int, epsilon: float, delta: float
@@ -316,6 +421,9 @@ def calibrate(
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    if noise == "gaussian" and not unit_cells:  # known in closed form, unless it is very small
+        analytic = gaussian_stddev(l2, epsilon, delta * (1 - 2 * _MARGIN))
+        high = min(high, math.sqrt(analytic**2 + SMOOTHING))
     return high
 
 
@@ -360,10 +468,7 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # Rounding up costs at most one interval per cell: keep the sum small, also beside the losses.
-    cells = sum(loss.unit_cells for loss in losses)
-    interval = min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
-    total = None
+    interval, total = _interval(losses), None
     for loss in losses:
         if loss.unit_cells:
             part = _unit_shift(loss.noise, loss.scale, loss.unit_cells, interval)
@@ -375,6 +480,13 @@ def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
         total = part if total is None else total.compose(part)
     assert total is not None  # callers pass at least one loss
     return total
+
+
+def _interval(losses: Sequence[AdditiveLoss]) -> float:
+    """The grid of losses: rounding up costs at most one interval per cell, so that their sum is
+    small, also beside the losses."""
+    cells = sum(loss.unit_cells for loss in losses)
+    return min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
 
 
 @lru_cache(maxsize=256)

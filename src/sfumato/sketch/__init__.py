@@ -20,7 +20,7 @@ from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
 from sfumato.sketch.sampled import SampledTables
 from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
-from sfumato.sketch.vector import NormBins, VectorSketch
+from sfumato.sketch.vector import NormBins, RoundSketch, VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Norms",
     "OneHot",
     "Prefix",
+    "RoundSketch",
     "Running",
     "SampledTables",
     "Sketch",
