@@ -1,4 +1,8 @@
-"""Sum a function over shards: the only form of parallel work."""
+"""Sum a function over shards: the only form of parallel work.
+
+A shard is data, or the name of data. Functions are pure: a shard may be computed twice, and counts
+once. Sums are of whole numbers, so they are the same in any order and with any engine.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,19 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-I64 = npt.NDArray[np.int64]
 _Shard = TypeVar("_Shard")
+_Part = TypeVar("_Part", bound=Any)  # an array, or whatever else adds
 
 
 class Engine(Protocol):
-    """Adds up function(shard) over all shards, in any order."""
+    """Adds up function(shard) over all shards, in any order. It takes shards from their source as
+    it needs them, so the source can tell how far it is."""
 
-    def sum(self, function: Callable[[_Shard], I64], shards: Iterable[_Shard]) -> I64 | None: ...
+    def sum(
+        self, function: Callable[[_Shard], _Part], shards: Iterable[_Shard]
+    ) -> _Part | None: ...
 
 
 class LocalEngine:
@@ -30,10 +34,10 @@ class LocalEngine:
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
 
-    def sum(self, function: Callable[[_Shard], I64], shards: Iterable[_Shard]) -> I64 | None:
+    def sum(self, function: Callable[[_Shard], _Part], shards: Iterable[_Shard]) -> _Part | None:
         """The sum, or None if there are no shards."""
-        total: I64 | None = None
-        running: deque[Future[I64]] = deque()
+        total: _Part | None = None
+        running: deque[Future[_Part]] = deque()
 
         def take() -> None:
             nonlocal total
