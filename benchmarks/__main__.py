@@ -19,6 +19,7 @@ GROUPS = {
         "samplers",
         "simulate",
         "local",
+        "fold",
         "masks",
         "secagg",
         "invertible",

@@ -18,6 +18,7 @@ NAMES = (
     "samplers",
     "simulate",
     "local",
+    "fold",
     "masks",
     "secagg",
     "invertible",

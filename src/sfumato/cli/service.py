@@ -343,6 +343,35 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     _print(data, "\n".join(lines), as_json)
 
 
+@click.command("export")
+@click.argument("study", metavar="ID")
+@click.option("--to", "address", required=True, metavar="ADDRESS", help="New folder, or its URL.")
+@_settings
+@_json
+def export_command(settings: Settings, study: str, address: str, as_json: bool) -> None:
+    """Write the reports of a local study that has ended to Parquet files
+
+    ID is the study's id or its name. The files have randomised records in random order and nothing
+    else about devices; `sfumato fold` counts them. ADDRESS is a folder of this machine, or a URL
+    such as s3://lake/trees; what is there is not overwritten. The copy is yours to delete: the
+    collector deletes its own data only.
+
+    \b
+    Example:
+      sfumato export "Street trees" --to s3://lake/street-trees --config collector.toml
+    """
+    from sfumato.collector.export import export
+
+    with _open(settings) as store:
+        reports = export(store, study, address)
+    counts = reports.totals()
+    _print(
+        {"wrote": address, **counts},
+        f"wrote {counts['reports']:,} reports in {counts['partitions']:,} partitions to {address}",
+        as_json,
+    )
+
+
 @click.command("check")
 @_settings
 @_json
@@ -375,6 +404,7 @@ COMMANDS = (
     token_group,
     backup_command,
     restore_command,
+    export_command,
     check_command,
 )
 

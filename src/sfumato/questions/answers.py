@@ -19,6 +19,7 @@ from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Privacy
 from sfumato.flow.segments import SEPARATOR
+from sfumato.flow.task import AnyTask
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
@@ -178,3 +179,46 @@ def detectable_note(
         f"{kind} that {math.ceil(count - 1e-9):,} or more of the {participation.devices:,} devices "
         "hold is listed with a probability of 95%; rarer ones may be missing"
     )
+
+
+def network_participation(plan: Plan, tasks: Sequence[tuple[AnyTask, int]]) -> Participation:
+    """Who took part over a network, where it is only known how many reports each task has."""
+    devices = _devices(tasks)
+    with_reports = [(task, count) for task, count in tasks if count]
+    return Participation(
+        devices=devices,
+        respondents=devices,
+        rounds=len(with_reports),
+        tasks=with_reports,
+        notes=_network_notes(plan, devices),
+    )
+
+
+def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
+    """The number of devices behind the reports to these tasks: all tasks of a cohort have the same
+    devices, a device is in one cohort of a campaign, and several campaigns ask the same devices."""
+    campaigns: dict[str, dict[str, int]] = {}
+    for task, count in tasks:
+        cohorts = campaigns.setdefault(task.campaign, {})
+        cohorts[task.cohort] = max(cohorts.get(task.cohort, 0), count)
+    return max((sum(cohorts.values()) for cohorts in campaigns.values()), default=0)
+
+
+def _network_notes(planned: Plan, reports: int) -> tuple[str, ...]:
+    question = planned.design
+    subject = (
+        f"{reports:,} devices whose tables are in the sums"
+        if planned.study.is_masked
+        else f"{reports:,} reports received"
+    )
+    notes = [
+        *planned.warnings,
+        f"counts cover the {subject}; over a network, it is not known how many devices were asked "
+        "or sent nothing",
+    ]
+    if question.items_per_device is not None:
+        copies = planned.study.count == "copies"
+        notes.append(bounding_note(question.items_per_device, copies=copies))
+    if reports < question.devices:
+        notes.append(f"the plan was made for {question.devices:,} devices")
+    return tuple(notes)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.device import private
+from sfumato.engines import Engine
 from sfumato.flow.accumulator import Batch, Collector, RecordBatch, TallyAccumulator
 from sfumato.flow.contribute import contribute
 from sfumato.flow.release import charge
@@ -24,7 +25,6 @@ from sfumato.privacy.samplers import below, stream
 from sfumato.questions.question import Dictionary, Participation, Question
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
-from sfumato.simulation.engines import Engine
 from sfumato.simulation.population import Cohorts, Population, Shard
 
 I64 = npt.NDArray[np.int64]

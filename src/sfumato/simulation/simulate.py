@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import CountRelease, MeanRelease, Release
@@ -22,7 +23,6 @@ from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
 from sfumato.questions.answers import bounding_note
 from sfumato.questions.promise import SEEDED_NOISE, TIME
 from sfumato.simulation import vectors
-from sfumato.simulation.engines import Engine, LocalEngine
 from sfumato.simulation.fleet import DeviceFleet, Fleet, Progress
 from sfumato.simulation.population import Cohorts, Data, Population
 from sfumato.study import Study

@@ -17,10 +17,10 @@ import pytest
 import sfumato
 from checks import SEED
 from planning_checks import sums_of
+from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import BudgetError, DataError, SimulationWarning, StudyError
 from sfumato.flow.release import Release
 from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
-from sfumato.simulation.engines import Engine, LocalEngine
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}

@@ -73,7 +73,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **server_cost(
             [(design.tasks()[0], study.devices)],
             lookups=_lookups(search, records),
-            items=records / max(found, 1.0),
+            items=records / max(count, 1.0),
         ),
         "rounds": 1,
         "assumes": _assumptions(study, search, total, records),
