@@ -23,11 +23,11 @@ from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Charge,
-    Noise,
     NoPrivacy,
     PlannedLoss,
     SampledLoss,
 )
+from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.rounding import COARSEST, Rounding, fineness
 from sfumato.privacy.samplers import LARGEST_SCALE, Rng
 from sfumato.questions.promise import masked_influence
