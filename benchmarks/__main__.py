@@ -28,7 +28,7 @@ GROUPS = {
         "rounds",
         "pages",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
 }
 
 

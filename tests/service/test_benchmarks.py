@@ -30,6 +30,7 @@ NAMES = (
     "coverage",
     "secure",
     "plans",
+    "targets",
 )
 
 
