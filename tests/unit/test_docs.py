@@ -137,6 +137,7 @@ def test_console_examples_are_found() -> None:
         "architecture.md",
         "concepts/refined.md",
         "concepts/plans.md",
+        "concepts/sketches.md",
         "guides/writing_a_study.md",
     ],
 )

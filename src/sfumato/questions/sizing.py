@@ -25,6 +25,7 @@ RISK = 0.1  # the paper's p: the chance that some item misses the target error
 PEELED_FROM = 4.0  # standard deviations from which the refined decoder takes an item out of tables
 SURE_FROM = 4.5  # the same for sizes: with fewer, not all items that should be taken out are
 TAIL = 1.1  # largest errors over those of normal ones; collisions have longer tails than noise
+CELLS_PER_ITEM = 2 / 3  # for every item that the decoder takes out, beside the prediction
 COMMON = 100  # of the most common items, those whose sampling matters
 SMALLEST_WIDTH = 3  # cells per row that a pilot may find sufficient
 _STEPS, _FIT = 200, 1e-4  # of the prediction
@@ -213,7 +214,7 @@ def width_for(
     shares: F64, spread: float, *, rows: int, noise: float, rounds: int, gain: int, most: int
 ) -> int:
     """The least width with which estimates are predicted to have at most this standard deviation,
-    and half a cell more for every item that the decoder takes out; at most `most`."""
+    and `CELLS_PER_ITEM` more for every item that the decoder takes out; at most `most`."""
 
     def predict(width: int) -> Spread:
         return predicted_spread(
@@ -225,7 +226,7 @@ def width_for(
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         low, high = (low, middle) if predict(middle).total <= spread else (middle, high)
-    more = round(predict(high).fitted / (2 * rows))
+    more = round(CELLS_PER_ITEM * predict(high).fitted / rows)
     return min(max(high + more, SMALLEST_WIDTH), most)
 
 

@@ -13,6 +13,7 @@ from checks import SEED
 from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
+    CELLS_PER_ITEM,
     SURE_FROM,
     PowerLaw,
     Spread,
@@ -211,7 +212,7 @@ def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> Non
 
 
 def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> None:
-    sizes = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1}
+    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1}
     spread = largest_spread(0.005, items=5_000, risk=0.1)
     assert spread is not None
     most = math.ceil(width_for_any(spread, **sizes))
@@ -224,7 +225,7 @@ def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> Non
 
         predicted = predict(width)
         assert predicted.total <= spread
-        least = width - round(predicted.fitted / 26)
+        least = width - round(CELLS_PER_ITEM * predicted.fitted / 13)
         assert predict(int(0.98 * least) - 2).total > spread
 
 
@@ -261,7 +262,7 @@ def test_the_law_of_a_pilot_has_its_largest_shares_and_squares() -> None:
 def test_widths_by_law_grow_as_corollary_2_4_says() -> None:
     """Each width over its rate hardly changes while the target falls a hundredfold."""
     rank, devices = np.arange(1, 1_000_001, dtype=np.float64), 10**9
-    laws = {
+    laws: dict[str, tuple[Any, Any]] = {
         "2^-i": (2.0 ** -np.minimum(rank, 1_000), lambda t: math.log(1 / t)),
         "i^-2": (rank**-2.0, lambda t: t**-0.5),
         "1/(i log^2 i)": (1 / (rank * np.log(rank + 1) ** 2), lambda t: 1 / (t * math.log(t) ** 2)),
@@ -284,7 +285,7 @@ def test_bounds_fall_with_the_tail_and_hybrid_is_never_above_shared() -> None:
     rng = np.random.default_rng(SEED)
     rounds = rng.dirichlet(np.full(300, 0.2), size=10)
     mean = rounds.mean(axis=0)
-    sizes = {"rows": 9, "width": 40, "risk": 0.01}
+    sizes: Any = {"rows": 9, "width": 40, "risk": 0.01}
     vector = heterogeneity(rounds)
     assert np.all(vector <= mean + 1e-15)
     assert tail_bound(vector, **sizes) <= tail_bound(mean, **sizes)
@@ -320,7 +321,7 @@ def test_errors_of_medians_fall_with_the_width_as_the_bound_of_corollary_2_2_doe
 
 def test_more_rounds_of_as_many_devices_have_more_noise_and_fewer_collisions() -> None:
     """Section 4's remark: N fixed, M rises; and n fixed, both fall."""
-    keys = {"items": 1_000, "risk": 0.1, "epsilon": 1.0, "delta": 1e-6}
+    keys: Any = {"items": 1_000, "risk": 0.1, "epsilon": 1.0, "delta": 1e-6}
     shares = falling(1.1, 1_000)
     fixed = [noise_bound(**keys, cohort=100_000 // m, rounds=m) for m in (1, 10, 100)]
     assert np.allclose(np.array(fixed) / fixed[0], [1, math.sqrt(10), 10])
