@@ -141,6 +141,7 @@ def test_console_examples_are_found() -> None:
         "architecture.md",
         "concepts/refined.md",
         "concepts/plans.md",
+        "concepts/sketches.md",
         "guides/writing_a_study.md",
     ],
 )
