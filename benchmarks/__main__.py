@@ -19,6 +19,7 @@ GROUPS = {
         "samplers",
         "simulate",
         "local",
+        "fold",
         "masks",
         "secagg",
         "invertible",
@@ -27,8 +28,9 @@ GROUPS = {
         "ingest",
         "rounds",
         "pages",
+        "server",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import Cost, CountRelease, Influence
+from sfumato.flow.release import CountRelease, Influence
 from sfumato.flow.word_discovery import (
     Discoverer,
     FragmentPuzzle,
@@ -120,8 +120,7 @@ class WordDesign(LocalDefaults):
                 f"{discovery.left_out:,} fragments or prefixes were too many to combine and were "
                 "left out"
             )
-        summary = plan.summary()
-        summary["parameters"] |= {
+        parameters = {
             "reports": records,
             "candidates": discovery.candidates,
             "significant_from": None
@@ -136,16 +135,14 @@ class WordDesign(LocalDefaults):
             low=low,
             high=high,
             significant=np.ones(len(discovery), dtype=np.bool_),
-            privacy=with_shuffling(plan.privacy, [records], plan.study.delta, per_device),
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=participation.rounds,
                 bytes_per_device=plan.predicted["bytes_per_device"],
-                seconds=0.0,
+                privacy=with_shuffling(plan.privacy, [records], plan.study.delta, per_device),
+                parameters=parameters,
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=summary,
-            notes=tuple(notes),
         )
 
     @property

@@ -19,6 +19,7 @@ from sfumato.questions.new_words.design import NAMES, WordDesign
 from sfumato.questions.new_words.detection import Search, detectable, listing_chance, stages
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch.words import BYTES, LATIN, LONGEST_TEXT, LONGEST_WORD, check_alphabet
 from sfumato.study import Study
 
@@ -32,7 +33,6 @@ MOST_ROWS = 4_096  # more take more time; fewer collide more
 LEAST_PREFIXES = 64  # extended at each length, at least
 MOST_PREFIXES = 1 << 15
 WORK, WORK_PER_RECORD, MOST_WORK = 1e9, 1e3, 4e9  # lookups: about 3 to 12 seconds at most
-LOOKUPS, FOLDS = 3e8, 5e6  # about the rates per second on one core, to predict server time
 _NARROWER = (1, 2, 4, 8)  # divisors of the width that is best for many records
 _COMMON = 0.1  # share of the devices that hold a very common word
 _MOST_DEVICES = 1 << 40
@@ -70,7 +70,11 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "detectable_count": count,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
-        "server_seconds": _lookups(search, records) / LOOKUPS + records / FOLDS,
+        **server_cost(
+            [(design.tasks()[0], study.devices)],
+            lookups=_lookups(search, records),
+            items=records / max(count, 1.0),
+        ),
         "rounds": 1,
         "assumes": _assumptions(study, search, total, records),
     }
