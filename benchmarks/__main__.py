@@ -19,6 +19,7 @@ GROUPS = {
         "samplers",
         "simulate",
         "local",
+        "fold",
         "masks",
         "secagg",
         "invertible",
@@ -29,7 +30,7 @@ GROUPS = {
         "pages",
         "server",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
 }
 
 

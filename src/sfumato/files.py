@@ -1,5 +1,5 @@
 """Read columns of CSV, CSV.gz and Parquet files in batches, and tables in memory, with errors that
-a user can act on.
+a user can act on; write files to new folders.
 
 An address is a path, a folder, a pattern such as `days/*.parquet`, or a URL of any file system that
 `fsspec` knows (`s3://…`). The files of a folder or pattern are read in the order of their names.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import glob
 import importlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,72 @@ def paths(address: Path | str) -> list[str]:
             raise DataError(f"no file matches {name}")
         return files
     return [name]
+
+
+@contextmanager
+def open_parquet(path: str) -> Iterator[pa.parquet.ParquetFile]:
+    """A Parquet file; DataError, with its name, if it is damaged or cannot be read."""
+    with _open(path) as (kind, source):
+        if kind != "parquet":
+            raise DataError(f"{path} must be a Parquet file")
+        yield pa.parquet.ParquetFile(source, page_checksum_verification=True)
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a small file."""
+    try:
+        with _open_remote(path) if "://" in path else Path(path).open("rb") as file:
+            content: bytes = file.read()
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {_first_line(problem)}") from problem
+    return content
+
+
+def folder(address: Path | str) -> str:
+    """The address of a folder, to which `/` and a name can be added."""
+    name = str(address)
+    parts = urlsplit(name)
+    return (unquote(parts.path) if parts.scheme == "file" else name).rstrip("/")
+
+
+def create_folder(path: str) -> None:
+    """Create a folder, for its owner only; DataError if there is one that has files."""
+    try:
+        if "://" in path:
+            system, remote = _file_system(path)
+            is_used = system.exists(remote) and bool(system.find(remote))
+            system.makedirs(remote, exist_ok=True)
+        else:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_used = any(Path(path).iterdir())
+    except OSError as problem:
+        raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
+    if is_used:
+        raise DataError(f"{path} has files already, and they are not overwritten")
+
+
+def delete_folder(path: str) -> None:
+    """Delete a folder with everything in it."""
+    if "://" in path:
+        system, remote = _file_system(path)
+        system.rm(remote, recursive=True)
+    else:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def create(path: str) -> Iterator[pa.NativeFile]:
+    """A file to write; DataError if that fails."""
+    try:
+        if "://" in path:
+            system, remote = _file_system(path)
+            with pa.PythonFile(system.open(remote, "wb"), "w") as file:
+                yield file
+        else:
+            with pa.OSFile(path, "wb") as file:
+                yield file
+    except (pa.ArrowException, OSError) as problem:
+        raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
 
 
 def is_table(data: object) -> bool:

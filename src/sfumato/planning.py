@@ -37,9 +37,31 @@ def plan(
     if study.devices is None:
         raise StudyError("a plan needs the number of devices that will be asked; set devices")
     study.check_keys()
-    planned = planner_of(study)(study, _dictionary(study, items))
+    dictionary = _dictionary(study, items)
+    if study.segments and dictionary is not None:
+        dictionary = dictionary.crossed(study.segments)
+    planned = _with_segments(planner_of(study)(study, dictionary))
     more = (*_weak_promises(study), *_poor_answers(study, planned.predicted))
     return replace(planned, warnings=(*planned.warnings, *more))
+
+
+def _with_segments(planned: Plan) -> Plan:
+    """The same plan, with what it says about a study's segments.
+
+    The error of a count is that of any pair of segment and item. As a share of a segment's devices,
+    it depends on how many they are.
+    """
+    study, predicted = planned.study, dict(planned.predicted)
+    if not study.segments:
+        return planned
+    if study.segment_shares:
+        predicted["standard_error_share_of_segment"] = {
+            name: predicted["standard_error_share"] / share
+            for name, share in zip(study.segments, study.segment_shares, strict=True)
+        }
+    privacy = planned.privacy
+    neighbours = f"{privacy.neighbours}; a value is a segment and an item together"
+    return replace(planned, predicted=predicted, privacy=replace(privacy, neighbours=neighbours))
 
 
 def _weak_promises(study: Study) -> list[str]:

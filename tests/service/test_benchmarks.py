@@ -18,6 +18,7 @@ NAMES = (
     "samplers",
     "simulate",
     "local",
+    "fold",
     "masks",
     "secagg",
     "invertible",
@@ -31,13 +32,14 @@ NAMES = (
     "coverage",
     "secure",
     "plans",
+    "targets",
 )
 
 
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans")
+LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets")
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}

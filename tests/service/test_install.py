@@ -46,7 +46,7 @@ def test_a_command_without_its_extra_says_which_one_to_install(
 
 def test_every_package_of_a_named_extra_is_required_by_it() -> None:
     required = importlib.metadata.requires("sfumato") or []
-    distributions = {"starlette": "fastapi"}
+    distributions = {"starlette": "fastapi", "distributed": "dask"}
     for package, extra in EXTRAS.items():
         name = distributions.get(package, package).replace("_", "-")
         pattern = rf"{name}\b.*extra == ['\"]{extra}['\"]"

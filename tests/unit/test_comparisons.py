@@ -96,7 +96,7 @@ def test_every_question_and_trust_with_a_choice_is_compared() -> None:
     pairs = {tuple(name.split("/")[:2]) for name in STUDIES}
     assert pairs >= {
         (question, trust) for question, facts in QUESTIONS.items() for trust in facts.algorithms
-    }
+    }, "add a study to STUDIES"
 
 
 def test_the_chosen_alternative_is_the_plan() -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,7 @@ _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
 _STUDY = click.Path(path_type=Path)
 EXTRAS = {  # the extra that brings a package
+    "distributed": "cluster",
     "fastapi": "server",
     "h11": "server",
     "jinja2": "server",
@@ -139,6 +140,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
+@click.option("--segment-column", help='Column of segments. Default: "segment", if there are any.')
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
@@ -153,6 +155,7 @@ def simulate_command(
     item_column: str | None,
     device_column: str | None,
     count_column: str | None,
+    segment_column: str | None,
     rounds: int | None,
     seed: int | None,
     ledger: Path | None,
@@ -191,6 +194,7 @@ def simulate_command(
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
+            segment_column=segment_column,
             seed=seed,
             ledger=account,
             protocol=protocol,
@@ -201,6 +205,49 @@ def simulate_command(
     if plot is not None:
         release.plot(path=plot)
         click.echo(f"wrote {plot}", err=True)
+    if as_json:
+        print_release_json(release)
+    else:
+        print_release(release)
+
+
+@main.command("fold")
+@click.argument("address")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask"]),
+    default="local",
+    show_default=True,
+    help="Where to count: in threads of this process, or on a Dask cluster.",
+)
+@click.option("--scheduler", help="Address of a Dask scheduler. Default: start workers here.")
+@click.option("--workers", type=click.IntRange(min=1), help="Threads, or processes of Dask, here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def fold_command(
+    address: str, engine: str, scheduler: str | None, workers: int | None, as_json: bool
+) -> None:
+    """Count the exported reports of a study, and print its release
+
+    ADDRESS is a folder that `sfumato export` wrote, or the URL of one. The tally is the same as the
+    collector's, and so are the release and its privacy statement. A partition that is missing, cut
+    or not of this study is refused by its name, and then nothing is counted.
+
+    \b
+    Example:
+      sfumato fold s3://lake/street-trees --engine dask --scheduler tcp://10.0.0.5:8786
+    """
+    from sfumato import lake
+    from sfumato.engines import DaskEngine, LocalEngine
+
+    if engine == "local" and scheduler is not None:
+        raise SpecError("--scheduler is for --engine dask")
+    with (
+        nullcontext(LocalEngine(workers))
+        if engine == "local"
+        else DaskEngine(scheduler, workers=workers) as place,
+        progress_bar() as progress,
+    ):
+        release = lake.fold(address, engine=place, progress=progress)
     if as_json:
         print_release_json(release)
     else:

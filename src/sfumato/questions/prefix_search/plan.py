@@ -16,13 +16,13 @@ from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.privacy import (
     Mechanism,
-    Noise,
     NoiseAtRelease,
     NoiseInShares,
     NoNoise,
     calibrate,
     epsilon_of,
     gaussian_stddev,
+    least_noise,
 )
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.plan import (
@@ -53,7 +53,7 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
-from sfumato.sketch import CountSketch, OneHot
+from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
 from sfumato.spec import require
 from sfumato.study import Study
@@ -366,22 +366,16 @@ def _noise(
             "noise in shares needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / devices:.1g}",
         )
-    norms: Any = {"l1": float(cells), "l2": math.sqrt(cells), "unit_cells": cells}
-
-    def scale_of(kind: Noise, delta: float) -> float:
-        if kind != "laplace" and not exact:
-            return gaussian_stddev(math.sqrt(cells), epsilon, delta)
-        return calibrate(kind, **norms, epsilon=epsilon, delta=delta)
-
-    if secure is not None:
-        return secure.noise(scale_of("skellam", delta), devices)
-    if delta == 0:
-        return NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
-    gaussian = NoiseAtRelease(noise="gaussian", scale=scale_of("gaussian", delta))
-    if math.sqrt(2) * cells / epsilon > gaussian.scale + 1:
-        return gaussian  # Laplace noise of scale cells/epsilon would be larger
-    laplace = NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
-    return min(gaussian, laplace, key=lambda noise: noise.stddev(1))
+    l1, l2 = float(cells), math.sqrt(cells)
+    if secure is None:
+        norms = Norms(l1=l1, l2=l2, unit_cells=cells)
+        return least_noise(norms, epsilon=epsilon, delta=delta, is_rough=not exact)
+    scale = (
+        calibrate("skellam", l1=l1, l2=l2, unit_cells=cells, epsilon=epsilon, delta=delta)
+        if exact
+        else gaussian_stddev(l2, epsilon, delta)
+    )
+    return secure.noise(scale, devices)
 
 
 def _within(design: PrefixDesign, epsilon: float, delta: float) -> PrefixDesign:
