@@ -10,18 +10,22 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt scripts/setup
 	PYTHON="$(PYTHON)" scripts/setup
-	scripts/postgres >/dev/null || true # without one, its tests are skipped
-	scripts/browser >/dev/null || true # the same
-	scripts/proxies >/dev/null || true # the same
+	touch $@
+
+# Programs for tests, outside this folder; tests that miss one are skipped, and say so.
+.venv/.programs: .venv/.ready scripts/postgres scripts/browser scripts/proxies
+	scripts/postgres >/dev/null || true
+	scripts/browser >/dev/null || true
+	scripts/proxies >/dev/null || true
 	touch $@
 
 demo: setup
 	$(BIN)/sfumato demo
 
-test: setup
+test: .venv/.programs
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: setup
+test-slow: .venv/.programs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: setup
@@ -38,7 +42,7 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: setup .venv-peers/.ready
+bench: .venv/.programs .venv-peers/.ready
 	$(BIN)/python -m benchmarks
 
 .venv-peers/.ready: scripts/peers

@@ -19,6 +19,7 @@ GROUPS = {
         "samplers",
         "simulate",
         "local",
+        "fold",
         "masks",
         "secagg",
         "invertible",
@@ -27,6 +28,7 @@ GROUPS = {
         "ingest",
         "rounds",
         "pages",
+        "server",
     ),
     "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
 }

@@ -1,10 +1,21 @@
-"""Read columns of CSV, CSV.gz and Parquet files in batches, with errors that a user can act on."""
+"""Read columns of CSV, CSV.gz and Parquet files in batches, and tables in memory, with errors that
+a user can act on; write files to new folders.
+
+An address is a path, a folder, a pattern such as `days/*.parquet`, or a URL of any file system that
+`fsspec` knows (`s3://…`). The files of a folder or pattern are read in the order of their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+import glob
+import importlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,39 +24,162 @@ import pyarrow.parquet
 
 from sfumato.errors import DataError
 
+ENDINGS = (".csv", ".csv.gz", ".parquet", ".pq")
 _BLOCK_BYTES = 16 << 20  # a row must fit in a block: room for strings of a megabyte
+_SAMPLE_BYTES = 1 << 16  # how much of a CSV file shows its separator
+_SEPARATORS = ",;\t|"
 
 
-def column_names(path: Path | str) -> list[str]:
-    """The names of a file's columns, in order."""
+def column_names(address: Path | str) -> list[str]:
+    """The names of the columns of the first file, in order."""
+    path = paths(address)[0]
     with _open(path) as (kind, source):
         if kind == "parquet":
             return list(pa.parquet.ParquetFile(source).schema_arrow.names)
-        return list(_csv(source, {}, None).schema.names)
+        return list(_csv(path, source, {}, None).schema.names)
 
 
 def read_columns(
-    path: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
+    address: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
     """The columns, cast to the types, in batches; a missing column raises DataError."""
-    names = column_names(path)
-    for column in columns:
-        if column not in names:
-            raise DataError(f"{path} has no column {column!r}; its columns are {', '.join(names)}")
     schema = dict(zip(columns, types, strict=True))
+    for path in paths(address):
+        names = column_names(path)
+        for column in columns:
+            if column not in names:
+                raise DataError(
+                    f"{path} has no column {column!r}; its columns are {', '.join(names)}"
+                )
+        with _open(path) as (kind, source):
+            if kind == "parquet":
+                batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(schema))
+            else:
+                batches = iter(_csv(path, source, schema, list(schema)))
+            for batch in batches:
+                yield pa.RecordBatch.from_arrays(
+                    [_cast(batch.column(name), kind, path, name) for name, kind in schema.items()],
+                    names=list(schema),
+                )
+
+
+def paths(address: Path | str) -> list[str]:
+    """The files that an address names, in the order of their names; DataError if there are none."""
+    name = str(address)
+    parts = urlsplit(name)
+    if parts.scheme == "file":
+        name = unquote(parts.path)
+    elif "://" in name:
+        return _remote_paths(name)
+    if Path(name).is_dir():
+        files = [str(path) for path in sorted(Path(name).rglob("*")) if _is_readable(str(path))]
+        if not files:
+            raise DataError(f"the folder {name} has no file that ends in {', '.join(ENDINGS)}")
+        return files
+    if not Path(name).exists() and glob.has_magic(name):
+        files = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
+        if not files:
+            raise DataError(f"no file matches {name}")
+        return files
+    return [name]
+
+
+@contextmanager
+def open_parquet(path: str) -> Iterator[pa.parquet.ParquetFile]:
+    """A Parquet file; DataError, with its name, if it is damaged or cannot be read."""
     with _open(path) as (kind, source):
-        if kind == "parquet":
-            batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(schema))
+        if kind != "parquet":
+            raise DataError(f"{path} must be a Parquet file")
+        yield pa.parquet.ParquetFile(source, page_checksum_verification=True)
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a small file."""
+    try:
+        with _open_remote(path) if "://" in path else Path(path).open("rb") as file:
+            content: bytes = file.read()
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {_first_line(problem)}") from problem
+    return content
+
+
+def folder(address: Path | str) -> str:
+    """The address of a folder, to which `/` and a name can be added."""
+    name = str(address)
+    parts = urlsplit(name)
+    return (unquote(parts.path) if parts.scheme == "file" else name).rstrip("/")
+
+
+def create_folder(path: str) -> None:
+    """Create a folder, for its owner only; DataError if there is one that has files."""
+    try:
+        if "://" in path:
+            system, remote = _file_system(path)
+            is_used = system.exists(remote) and bool(system.find(remote))
+            system.makedirs(remote, exist_ok=True)
         else:
-            batches = iter(_csv(source, schema, list(schema)))
-        for batch in batches:
-            yield pa.RecordBatch.from_arrays(
-                [_cast(batch.column(name), type_, path, name) for name, type_ in schema.items()],
-                names=list(schema),
-            )
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_used = any(Path(path).iterdir())
+    except OSError as problem:
+        raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
+    if is_used:
+        raise DataError(f"{path} has files already, and they are not overwritten")
 
 
-def _cast(column: pa.Array, type_: pa.DataType, path: Path | str, name: str) -> pa.Array:
+def delete_folder(path: str) -> None:
+    """Delete a folder with everything in it."""
+    if "://" in path:
+        system, remote = _file_system(path)
+        system.rm(remote, recursive=True)
+    else:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def create(path: str) -> Iterator[pa.NativeFile]:
+    """A file to write; DataError if that fails."""
+    try:
+        if "://" in path:
+            system, remote = _file_system(path)
+            with pa.PythonFile(system.open(remote, "wb"), "w") as file:
+                yield file
+        else:
+            with pa.OSFile(path, "wb") as file:
+                yield file
+    except (pa.ArrowException, OSError) as problem:
+        raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
+
+
+def is_table(data: object) -> bool:
+    """Whether data in memory has columns: a mapping of them, a data frame, an Arrow table."""
+    return isinstance(data, Mapping | pa.RecordBatch) or hasattr(type(data), "columns")
+
+
+def table(data: Any) -> pa.Table:
+    """Data in memory as an Arrow table: a mapping of columns, a data frame of pandas, polars or
+    DuckDB, or anything else with Arrow's stream of batches."""
+    try:
+        if not isinstance(data, Mapping):
+            return pa.table(data)
+        return pa.table({str(name): _column(values) for name, values in data.items()})
+    except (pa.ArrowException, TypeError, ValueError) as problem:
+        raise DataError(
+            f"the data cannot be read as a table of devices: {_first_line(problem)}",
+            hint="give the path of a file, a data frame, a mapping of columns, a list of items, "
+            "a list of each device's items, or a mapping from items to counts",
+        ) from problem
+
+
+def _column(values: Any) -> pa.Array | pa.ChunkedArray:
+    has_stream = hasattr(values, "__arrow_c_stream__")
+    return pa.chunked_array(values) if has_stream else pa.array(values)
+
+
+def _is_readable(name: str) -> bool:
+    return name.endswith(ENDINGS) and Path(name).is_file()
+
+
+def _cast(column: pa.Array, type_: pa.DataType, path: str, name: str) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -60,36 +194,105 @@ def _cast(column: pa.Array, type_: pa.DataType, path: Path | str, name: str) -> 
 
 
 def _csv(
-    source: pa.NativeFile, types: dict[str, pa.DataType], columns: list[str] | None
+    path: str, source: pa.NativeFile, types: dict[str, pa.DataType], columns: list[str] | None
 ) -> pyarrow.csv.CSVStreamingReader:
+    """A reader of CSV in which an empty cell is a missing value, and `""` an empty text. Numbers
+    may also be missing by a word such as NA, which could be an item among texts."""
+    encoding, separator = _dialect(path)
+    has_texts = any(map(pa.types.is_string, types.values()))
     return pa.csv.open_csv(
         source,
-        read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES),
+        read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, encoding=encoding),
         convert_options=pa.csv.ConvertOptions(
-            column_types=types, include_columns=columns, strings_can_be_null=False
+            column_types=types,
+            include_columns=columns,
+            null_values=[""] if has_texts else None,
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
         ),
-        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True, delimiter=separator),
     )
 
 
+def _dialect(path: str) -> tuple[str, str]:
+    """The encoding of a CSV file, by its byte order mark, and the separator that cuts the first
+    lines into the most columns of the same number."""
+    with _open(path) as (_, source):
+        sample = source.read(_SAMPLE_BYTES)
+    is_wide = sample[:2] in (b"\xff\xfe", b"\xfe\xff")
+    encoding = "utf-16" if is_wide else "utf-8"
+    lines = sample.decode(encoding, "replace").splitlines()
+    if len(sample) == _SAMPLE_BYTES and len(lines) > 1:
+        lines.pop()  # it may be cut
+    separator, most = ",", 1
+    for candidate in _SEPARATORS:
+        lengths = {len(row) for row in csv.reader(lines, delimiter=candidate) if row}
+        if len(lengths) == 1 and max(lengths) > most:
+            separator, most = candidate, max(lengths)
+    return encoding, separator
+
+
 @contextmanager
-def _open(path: Path | str) -> Iterator[tuple[str, pa.NativeFile]]:
+def _open(path: str) -> Iterator[tuple[str, pa.NativeFile]]:
     """The kind of a file, and the file decompressed; DataError if it cannot be read."""
-    name = str(path)
-    if not Path(path).is_file():
-        raise DataError(f"there is no file {name}")
-    if Path(path).stat().st_size == 0:
-        raise DataError(f"{name} is empty; it must have at least a header line")
-    parquet = name.endswith((".parquet", ".pq"))
-    if not parquet and not name.endswith((".csv", ".csv.gz")):
-        raise DataError(f"{name} must end in .csv, .csv.gz or .parquet")
+    is_remote = "://" in path
+    if not is_remote and not Path(path).is_file():
+        raise DataError(f"there is no file {path}")
+    if not is_remote and Path(path).stat().st_size == 0:
+        raise DataError(f"{path} is empty; it must have at least a header line")
+    parquet = path.endswith((".parquet", ".pq"))
+    if not path.endswith(ENDINGS):
+        raise DataError(f"{path} must end in .csv, .csv.gz or .parquet")
     try:
-        if parquet:
-            yield "parquet", pa.OSFile(name)
-        else:
-            yield "csv", pa.input_stream(name, compression="gzip" if name.endswith(".gz") else None)
+        with pa.PythonFile(_open_remote(path), "r") if is_remote else pa.OSFile(path) as file:
+            if path.endswith(".gz"):
+                yield "csv", pa.CompressedInputStream(file, "gzip")
+            else:
+                yield "parquet" if parquet else "csv", file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
-        raise DataError(f"{name} cannot be read: {_first_line(problem)}") from problem
+        is_text = "UTF" in str(problem) or isinstance(problem, UnicodeDecodeError)
+        raise DataError(
+            f"{path} cannot be read: {_first_line(problem)}",
+            hint="a CSV file must be UTF-8, or UTF-16 with a byte order mark; "
+            "`iconv -f latin1 -t utf-8` converts others"
+            if is_text
+            else None,
+        ) from problem
+
+
+def _open_remote(url: str) -> Any:
+    system, path = _file_system(url)
+    return system.open(path, "rb")
+
+
+def _remote_paths(url: str) -> list[str]:
+    """The URLs of the files in a remote folder, or that match a pattern; otherwise the URL."""
+    system, path = _file_system(url)
+    try:
+        if glob.has_magic(path):
+            names = system.glob(path)
+        elif system.isdir(path):
+            names = [name for name in system.find(path) if name.endswith(ENDINGS)]
+        else:
+            return [url]
+    except OSError as problem:
+        raise DataError(f"{url} cannot be read: {_first_line(problem)}") from problem
+    if not names:
+        raise DataError(f"{url} has no file that ends in {', '.join(ENDINGS)}")
+    return [str(system.unstrip_protocol(name)) for name in sorted(names)]
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL by fsspec, and the path in it."""
+    try:
+        fsspec = importlib.import_module("fsspec")
+        system, path = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as problem:  # most kinds of addresses need their own package
+        raise DataError(
+            f"{url} cannot be read: {_first_line(problem)}",
+            hint="pip install fsspec, and the package for this kind of address, such as s3fs",
+        ) from problem
+    return system, path
 
 
 def _first_line(problem: Exception) -> str:

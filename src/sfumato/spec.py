@@ -18,13 +18,14 @@ integers stay below 2**53, so any language computes the same digest from the sam
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from typing import Any, TypeVar, dataclass_transform
@@ -88,10 +89,16 @@ def kinds() -> Mapping[str, type]:
     return types.MappingProxyType(_KINDS)
 
 
-def require(condition: bool, message: str, error: type[SpecError] = SpecError) -> None:
+def require(
+    condition: bool,
+    message: str,
+    error: type[SpecError] = SpecError,
+    *,
+    hint: str | None = None,
+) -> None:
     """Raise `error` with `message` unless `condition` holds: one line in a spec's `check`."""
     if not condition:
-        raise error(message)
+        raise error(message, hint=hint)
 
 
 def to_json(value: object) -> str:
@@ -173,10 +180,34 @@ def _check_types(value: Any) -> None:
     for each in fields(value):
         member = getattr(value, each.name)
         if not _fits(member, hints[each.name]):
-            expected = getattr(hints[each.name], "__name__", str(hints[each.name]))
+            options = _options(hints[each.name])
             raise SpecError(
-                f"{each.name} of {type(value).__name__} must be {expected}; got {member!r}"
+                f"{each.name} of {type(value).__name__} must be {' or '.join(options)}; "
+                f"got {member!r}",
+                hint=suggestion(member, options) if isinstance(member, str) else None,
             )
+
+
+_WORDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+
+
+def _options(hint: Any) -> list[str]:
+    """What a value of this type may be, in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return [option for part in parts if part is not type(None) for option in _options(part)]
+    if origin is typing.Literal:
+        return [str(part) for part in parts]
+    if origin is tuple:
+        return [f"a tuple of {' or '.join(_options(parts[0]))}"]
+    return [_WORDS.get(hint, getattr(hint, "__name__", str(hint)))]
+
+
+def suggestion(word: str, options: Iterable[str]) -> str | None:
+    """A question whether the most similar option was meant, if one is similar."""
+    names = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    return f"did you mean {names[close[0]]}?" if close else None
 
 
 def _fits(value: object, hint: Any) -> bool:

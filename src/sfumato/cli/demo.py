@@ -7,8 +7,10 @@ loopback HTTP. Time is simulated, so that records need not wait for the end of t
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -65,6 +67,14 @@ class Answer:
     question: Question
     release: CountRelease
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.question.name,
+            "release": self.release.to_dict(),
+            "truth": dict(self.question.truth),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def questions(devices: int, seed: int) -> tuple[Question, ...]:
@@ -181,6 +191,7 @@ class Demo:
 @contextmanager
 def collector(folder: Path) -> Iterator[Demo]:
     """Start a collector with its store in a folder, as `sfumato serve` does, and a token for it."""
+    importlib.import_module("sfumato.collector.serve")  # if an extra is missing, fail here
     store = Store.open(str(folder / "collector.db"))
     store.migrate()
     _, token = tokens.create(store, name="demo", role="admin", days=1)
@@ -198,6 +209,12 @@ def collector(folder: Path) -> Iterator[Demo]:
             stderr=errors,
             text=True,
         )
+
+    def stop(number: int, frame: object) -> NoReturn:
+        process.terminate()  # first, so that devices that wait for it give up
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         assert process.stdout is not None  # it is a pipe
         line = process.stdout.readline()
@@ -205,6 +222,7 @@ def collector(folder: Path) -> Iterator[Demo]:
             raise ServiceError("the collector did not start", hint=f"{log} says why")
         yield Demo(line.split()[-1], _public_key(log), token)
     finally:
+        signal.signal(signal.SIGTERM, previous)
         process.terminate()
         process.wait(timeout=60)
         if process.stdout is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,6 +43,19 @@ from sfumato.errors import (
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
 _STUDY = click.Path(path_type=Path)
+EXTRAS = {  # the extra that brings a package
+    "distributed": "cluster",
+    "fastapi": "server",
+    "h11": "server",
+    "jinja2": "server",
+    "matplotlib": "plot",
+    "prometheus_client": "server",
+    "psycopg": "postgres",
+    "python_multipart": "server",
+    "starlette": "server",
+    "torch": "learn",
+    "uvicorn": "server",
+}
 
 
 class _Commands(click.Group):
@@ -53,6 +66,11 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except SfumatoError as problem:
             _fail(problem)
+        except ModuleNotFoundError as problem:
+            if (extra := EXTRAS.get(problem.name or "")) is None:
+                raise
+            message = f"this command needs the package {problem.name}, which is not installed"
+            _fail(SpecError(message, hint=f'pip install "sfumato[{extra}]"'))
         except BrokenPipeError:  # the reader of our output is gone, which is not an error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
@@ -113,27 +131,36 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 
 @main.command("simulate")
 @click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="CSV, CSV.gz, Parquet or NumPy file.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="ADDRESS",
+    help="CSV, CSV.gz, Parquet or NumPy file; a folder or pattern of files; or a URL.",
+)
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
+@click.option("--segment-column", help='Column of segments. Default: "segment", if there are any.')
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
+@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
-    data: Path,
+    data: str,
     item_column: str | None,
     device_column: str | None,
     count_column: str | None,
+    segment_column: str | None,
     rounds: int | None,
     seed: int | None,
     ledger: Path | None,
     protocol: bool,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Run a study on simulated devices
@@ -147,7 +174,6 @@ def simulate_command(
       sfumato simulate study.toml --data words.csv --item-column word --seed 1 --json
     """
     from sfumato.privacy import Budget, Ledger
-    from sfumato.simulation import vectors
     from sfumato.simulation.simulate import simulate
     from sfumato.study import Study
 
@@ -164,19 +190,64 @@ def simulate_command(
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
             question,
-            vectors.load(data) if question.facts.data == "vectors" else data,
+            data,
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
+            segment_column=segment_column,
             seed=seed,
             ledger=account,
             protocol=protocol,
             progress=progress,
         )
-    if question.facts.data == "vectors":
-        release = replace(release, names=vectors.names(data))
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
+    if plot is not None:
+        release.plot(path=plot)
+        click.echo(f"wrote {plot}", err=True)
+    if as_json:
+        print_release_json(release)
+    else:
+        print_release(release)
+
+
+@main.command("fold")
+@click.argument("address")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "dask"]),
+    default="local",
+    show_default=True,
+    help="Where to count: in threads of this process, or on a Dask cluster.",
+)
+@click.option("--scheduler", help="Address of a Dask scheduler. Default: start workers here.")
+@click.option("--workers", type=click.IntRange(min=1), help="Threads, or processes of Dask, here.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def fold_command(
+    address: str, engine: str, scheduler: str | None, workers: int | None, as_json: bool
+) -> None:
+    """Count the exported reports of a study, and print its release
+
+    ADDRESS is a folder that `sfumato export` wrote, or the URL of one. The tally is the same as the
+    collector's, and so are the release and its privacy statement. A partition that is missing, cut
+    or not of this study is refused by its name, and then nothing is counted.
+
+    \b
+    Example:
+      sfumato fold s3://lake/street-trees --engine dask --scheduler tcp://10.0.0.5:8786
+    """
+    from sfumato import lake
+    from sfumato.engines import DaskEngine, LocalEngine
+
+    if engine == "local" and scheduler is not None:
+        raise SpecError("--scheduler is for --engine dask")
+    with (
+        nullcontext(LocalEngine(workers))
+        if engine == "local"
+        else DaskEngine(scheduler, workers=workers) as place,
+        progress_bar() as progress,
+    ):
+        release = lake.fold(address, engine=place, progress=progress)
     if as_json:
         print_release_json(release)
     else:
@@ -365,7 +436,8 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     help="Seed of the devices' data.",
 )
 @click.option("--keep", is_flag=True, help="Keep the collector and its dashboard running.")
-def demo_command(devices: int, seed: int, keep: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
     """Run three studies on this machine, and compare with the truth
 
     Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
@@ -388,7 +460,9 @@ def demo_command(devices: int, seed: int, keep: bool) -> None:
         questions = demo.questions(devices, seed)
         with progress_bars([question.name for question in questions]) as report:
             answers = running.run(questions, report)
-        for answer in answers:
+        if as_json:
+            print_json([answer.to_dict() for answer in answers])
+        for answer in [] if as_json else answers:
             click.echo(f"{answer.question.name}: {answer.question.purpose}\n")
             print_estimates(answer.release, truth=dict(answer.question.truth), top=8)
             click.echo()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli.printing import print_json
-from sfumato.errors import SpecError
 
 if TYPE_CHECKING:  # the service is an extra, and slow to import
     from sfumato.collector.settings import Settings
@@ -77,21 +75,24 @@ def serve_command(
     Example:
       sfumato serve --config collector.toml --check
     """
+    from sfumato.collector import serve
+    from sfumato.dashboard import ROUTES
+
     settings = _with_address(settings, listen, port)
     if check:
         _print_settings(settings, as_json)
         _warn_of_compiling()
-        _import_service().check(settings)
+        serve.check(settings)
         return
 
     def announce(address: str) -> None:
         _print({"address": address}, f"listening on {address}", as_json)
 
-    _import_service().serve(
+    serve.serve(
         settings,
         announce=announce,
         with_worker=not no_worker,
-        routes=() if no_dashboard else _import_service("sfumato.dashboard").ROUTES,
+        routes=() if no_dashboard else ROUTES,
     )
 
 
@@ -125,7 +126,9 @@ def worker_command(settings: Settings) -> None:
     Example:
       sfumato worker --config collector.toml
     """
-    _import_service().work(settings)
+    from sfumato.collector import serve
+
+    serve.work(settings)
 
 
 @click.group("key")
@@ -191,18 +194,29 @@ def token_group() -> None:
     show_default=True,
     help="Days until it expires.",
 )
+@click.option(
+    "--study",
+    "studies",
+    multiple=True,
+    help="Name or id of a study that an analyst may see; repeat it. Default: all studies.",
+)
 @_json
-def token_create(settings: Settings, role: Any, name: str, days: int, as_json: bool) -> None:
+def token_create(
+    settings: Settings, role: Any, name: str, days: int, studies: tuple[str, ...], as_json: bool
+) -> None:
     """Create a token and print it; it cannot be shown again
+
+    With --study, an analyst's token shows these studies only: for its owner there are no others.
 
     \b
     Example:
       export SFUMATO_TOKEN=$(sfumato token create --role admin --name ops)
+      sfumato token create --role analyst --name Ann --study "Street trees"
     """
     from sfumato.collector import tokens
 
     with _open(settings) as store:
-        row, token = tokens.create(store, role=role, name=name, days=days)
+        row, token = tokens.create(store, role=role, name=name, days=days, studies=studies)
     _print_token(row, token, as_json)
 
 
@@ -217,17 +231,15 @@ def token_list(settings: Settings, as_json: bool) -> None:
       sfumato token list
     """
     with _open(settings) as store, store.reading() as tx:
-        rows = tx.tokens()
+        rows, names = tx.tokens(), {row.id: row.name for row in tx.studies()}
     if as_json:
-        print_json(
-            [
-                {"id": row.id, "name": row.name, "role": row.role, "expires": row.expires}
-                for row in rows
-            ]
-        )
+        print_json([_token(row) for row in rows])
         return
     for row in rows:
-        click.echo(f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}")
+        line = f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}"
+        if row.studies is not None:
+            line += f"  ({', '.join(names[study] for study in row.studies.split(','))})"
+        click.echo(line)
 
 
 @token_group.command("rotate")
@@ -282,7 +294,7 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
 def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     """Copy the store to a new file while the collector runs
 
-    Keep the signing key with the copy. For a store in PostgreSQL, use its own tools (pg_dump).
+    Keep the signing key with the copy, whose format is that of the store's database.
 
     \b
     Example:
@@ -331,6 +343,35 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     _print(data, "\n".join(lines), as_json)
 
 
+@click.command("export")
+@click.argument("study", metavar="ID")
+@click.option("--to", "address", required=True, metavar="ADDRESS", help="New folder, or its URL.")
+@_settings
+@_json
+def export_command(settings: Settings, study: str, address: str, as_json: bool) -> None:
+    """Write the reports of a local study that has ended to Parquet files
+
+    ID is the study's id or its name. The files have randomised records in random order and nothing
+    else about devices; `sfumato fold` counts them. ADDRESS is a folder of this machine, or a URL
+    such as s3://lake/trees; what is there is not overwritten. The copy is yours to delete: the
+    collector deletes its own data only.
+
+    \b
+    Example:
+      sfumato export "Street trees" --to s3://lake/street-trees --config collector.toml
+    """
+    from sfumato.collector.export import export
+
+    with _open(settings) as store:
+        reports = export(store, study, address)
+    counts = reports.totals()
+    _print(
+        {"wrote": address, **counts},
+        f"wrote {counts['reports']:,} reports in {counts['partitions']:,} partitions to {address}",
+        as_json,
+    )
+
+
 @click.command("check")
 @_settings
 @_json
@@ -363,6 +404,7 @@ COMMANDS = (
     token_group,
     backup_command,
     restore_command,
+    export_command,
     check_command,
 )
 
@@ -392,16 +434,6 @@ def _warn_of_compiling() -> None:
         )
 
 
-def _import_service(module: str = "sfumato.collector.serve") -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as problem:
-        raise SpecError(
-            f"a collector needs the package {problem.name}, which is not installed",
-            hint="pip install 'sfumato[server]'",
-        ) from problem
-
-
 @contextmanager
 def _open(settings: Settings) -> Iterator[Store]:
     from sfumato.collector.store.store import Store
@@ -421,9 +453,20 @@ def _print(data: dict[str, Any], line: str, as_json: bool) -> None:
         click.echo(line)
 
 
+def _token(row: TokenRow) -> dict[str, Any]:
+    studies = None if row.studies is None else row.studies.split(",")
+    return {
+        "id": row.id,
+        "name": row.name,
+        "role": row.role,
+        "expires": row.expires,
+        "studies": studies,
+    }
+
+
 def _print_token(row: TokenRow, token: str, as_json: bool) -> None:
     if as_json:
-        print_json({"id": row.id, "token": token, "role": row.role, "expires": row.expires})
+        print_json({**_token(row), "token": token})
     else:
         click.echo(token)
         until = _day_of(row.expires)

@@ -35,12 +35,12 @@ from sfumato.errors import DataError, SpecError, StoreDamaged, StudyError
 from sfumato.flow.accumulator import RecordBatch, accumulator, table_from_bytes
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import digest_of
-from sfumato.flow.release import NoisedSum, Privacy
+from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import AnyTask
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Rng
 from sfumato.questions.question import Question
-from sfumato.questions.registry import planner_of
+from sfumato.questions.registry import planner_of, read_plan
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 
@@ -114,7 +114,7 @@ def create(
     planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
     planned = replace(planned, design=seeded.question)
-    if dictionary is None and planned.dictionary is not None:  # the planner has created one
+    if planned.dictionary is not None:  # the planner may have crossed it with segments
         body = to_lines(planned.dictionary)
         dictionary_digest = hashlib.sha256(body).hexdigest()
     terms = Terms(
@@ -197,6 +197,7 @@ def next_task(
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
         passcode=terms.passcode,
+        segments=planned.study.segments,
     )
     devices = question.closing_count(task, answering=1 - planned.study.expected_dropout)
     task_row = TaskRow(
@@ -405,15 +406,8 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     body = None if terms.dictionary is None else tx.dictionary(terms.dictionary)
     if body is not None and hashlib.sha256(body).hexdigest() != terms.dictionary:
         raise StoreDamaged(f"the dictionary {terms.dictionary} is damaged: its digest is another")
-    return Plan(
-        study=from_json(row.study),
-        design=_design_of(row),
-        dictionary=None if body is None else from_lines(body),
-        algorithm=record["plan"]["algorithm"],
-        predicted=record["plan"]["predicted"],
-        privacy=Privacy.from_dict(record["privacy"]),
-        warnings=tuple(record["warnings"]),
-    )
+    dictionary = None if body is None else from_lines(body)
+    return read_plan(record, study=row.study, design=row.design, dictionary=dictionary)
 
 
 def _design_of(row: StudyRow) -> Question:

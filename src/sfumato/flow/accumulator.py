@@ -73,6 +73,19 @@ class RecordBatch:
     records: int  # without the impossible ones
     impossible: int = 0  # records that no device sends, which were left out
 
+    def __add__(self, other: RecordBatch) -> RecordBatch:
+        if self.task_id != other.task_id:
+            raise MismatchError(
+                f"batches of different tasks do not add: {self.task_id[:8]} and {other.task_id[:8]}"
+            )
+        return RecordBatch(
+            self.task_id,
+            [mine + its for mine, its in zip(self.tallies, other.tallies, strict=True)],
+            self.count + other.count,
+            self.records + other.records,
+            self.impossible + other.impossible,
+        )
+
     def __repr__(self) -> str:  # never the tallies
         return f"RecordBatch(task={self.task_id[:8]}…, count={self.count})"
 
@@ -215,7 +228,11 @@ class TallyAccumulator:
         return to_parquet(records[np.argsort(rng.words(records.shape[0]))])
 
     def merge(self, sealed: bytes) -> None:
-        for part in records_of(sealed).chunks:
+        self.add_column(records_of(sealed))
+
+    def add_column(self, records: pa.ChunkedArray) -> None:
+        """Count a column of records."""
+        for part in records.chunks:
             size = self._task.record_bytes
             if part.null_count or part.type != pa.binary(size):
                 raise MismatchError(

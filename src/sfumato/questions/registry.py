@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from sfumato.errors import SfumatoError, StudyError
-from sfumato.flow.release import Release
+from sfumato.flow.release import Privacy, Release
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.spec import from_json
 from sfumato.study import QUESTIONS, Study
 
 Planner: TypeAlias = Callable[[Study, Dictionary | None], Plan]
@@ -36,6 +37,23 @@ def release_class(question: str) -> type[Release]:
 def read_release(data: Mapping[str, Any]) -> Release:
     """The release that `to_dict` described."""
     return release_class(data["study"]["question"]).from_dict(data)
+
+
+def read_plan(
+    record: Mapping[str, Any], *, study: str, design: str, dictionary: Dictionary | None
+) -> Plan:
+    """The plan that `Plan.to_dict` described, with its study and its design as JSON."""
+    question: Study = from_json(study)
+    planner_of(question)  # its import registers the kinds of its specs
+    return Plan(
+        study=question,
+        design=from_json(design),
+        dictionary=dictionary,
+        algorithm=record["plan"]["algorithm"],
+        predicted=record["plan"]["predicted"],
+        privacy=Privacy.from_dict(record["privacy"]),
+        warnings=tuple(record["warnings"]),
+    )
 
 
 def _import(path: str) -> Any:

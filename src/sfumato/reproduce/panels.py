@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import SfumatoError
+from sfumato.flow import pictures
 from sfumato.kernels import F64
 
 Bool = npt.NDArray[np.bool_]
@@ -180,11 +180,7 @@ def span(values: F64) -> str:
 
 def canvas(title: str, rows: int, columns: int, size: tuple[float, float], **grid: Any) -> Any:
     """A matplotlib figure and an array of its axes."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as problem:
-        raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
-    figure = Figure(figsize=size, layout="constrained")
+    figure = pictures.figure(*size)
     figure.suptitle(title, fontsize=11)
     return figure, figure.subplots(rows, columns, squeeze=False, **grid).reshape(-1)
 

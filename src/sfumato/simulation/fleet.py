@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.device import private
+from sfumato.engines import Engine
 from sfumato.flow.accumulator import Batch, Collector, RecordBatch, TallyAccumulator
 from sfumato.flow.contribute import contribute
 from sfumato.flow.release import charge
@@ -24,7 +25,6 @@ from sfumato.privacy.samplers import below, stream
 from sfumato.questions.question import Dictionary, Participation, Question
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
-from sfumato.simulation.engines import Engine
 from sfumato.simulation.population import Cohorts, Population, Shard
 
 I64 = npt.NDArray[np.int64]
@@ -86,12 +86,15 @@ class Fleet:
         does not depend on which of them is first; the first shard has the fleet's, which no other
         uses meanwhile."""
         values, rows = self._values(task, shard)
-        weights = shard.weights
-        if weights is not None and rows is not None:
-            weights = weights[rows]
+        weights, owners = shard.weights, shard.owners
+        if rows is not None:
+            weights = None if weights is None else weights[rows]
+            owners = None if owners is None else owners[rows]
         label = f"task {len(self.tasks)} shard {number}"
         rng = stream(self.rng, label) if number else self.rng
-        return contribute(task, values, devices=shard.answering, weights=weights, rng=rng)
+        return contribute(
+            task, values, devices=shard.answering, weights=weights, owners=owners, rng=rng
+        )
 
     def _records(self, task: Any) -> RecordBatch:
         """The records of a local task; every device sends the same number."""

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfumato import files
 from sfumato.errors import DataError, SimulationWarning
+from sfumato.flow.segments import LONGEST, SEPARATOR, is_segment
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.questions.question import Question
 from sfumato.sketch.vector import is_finite
@@ -23,11 +25,18 @@ from sfumato.study import Study
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]
-Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[str]"
+Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[Any] | _Stream"
 
 MOST_VALUES = 500_000_000  # limit for devices that hold several
 _CHUNK_ROWS = 1 << 18
+_GROUPS = (list, tuple, set, frozenset)  # the items of one device
 _PIECE = 1 << 22  # how many numbers of vectors are clipped and sketched together
+
+
+class _Stream(Protocol):
+    """A data frame, or anything else that gives Arrow a stream of batches."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,9 +53,10 @@ class Population:
     owners: I64 | None
     devices: int
     vectors: Reals | None = None
+    coordinates: tuple[str, ...] | None = None  # their names
 
     @classmethod
-    def of_vectors(cls, vectors: Reals) -> Population:
+    def of_vectors(cls, vectors: Reals, coordinates: tuple[str, ...] | None = None) -> Population:
         """The devices with finite vectors, by their place in the data; others abstain."""
         step = max(1, _PIECE // vectors.shape[1])
         starts = range(0, len(vectors), step)
@@ -56,7 +66,7 @@ class Population:
         chunks = tuple(pa.array(part) for part in places if part.size)
         if not chunks:
             raise DataError("no vector in the data is finite, so there is no device to ask")
-        return cls(chunks, None, None, sum(map(len, chunks)), vectors)
+        return cls(chunks, None, None, sum(map(len, chunks)), vectors, coordinates)
 
     @classmethod
     def load(
@@ -66,13 +76,26 @@ class Population:
         item_column: str | None = None,
         device_column: str | None = None,
         count_column: str | None = None,
+        segment_column: str | None = None,
     ) -> Population:
-        """Read a CSV, CSV.gz or Parquet file, an Arrow table, a mapping of columns, or items."""
+        """Read the devices' items.
+
+        `data` is the address of files (`sfumato.files`); a data frame of pandas, polars or DuckDB,
+        or anything else with Arrow's stream of batches; a mapping of columns; a list of items; a
+        list with the items of each device; or a mapping from items to numbers of devices, such as a
+        Counter or pandas' `value_counts()`. With a segment column, the items are pairs
+        (`flow.segments`).
+        """
+        if not isinstance(data, Path | str):
+            data, roles = _table(data)
+            device_column = device_column or roles.get("device")
+            count_column = count_column or roles.get("count")
         items: list[pa.Array] = []
         counts: list[I64] = []
         names: list[pa.Array] = []
-        for batch in _batches(data, item_column, device_column, count_column):
-            items.append(_present(batch.column("item"), "items"))
+        for batch in _batches(data, item_column, device_column, count_column, segment_column):
+            values = _present(batch.column("item"), "items")
+            items.append(_pairs(batch.column("segment"), values) if segment_column else values)
             if count_column:
                 counts.append(_whole(batch.column("count"), count_column))
             if device_column:
@@ -300,14 +323,23 @@ def _shuffled(seed: int, devices: int) -> I64:
 
 
 def _batches(
-    data: Data, item_column: str | None, device_column: str | None, count_column: str | None
+    data: Data,
+    item_column: str | None,
+    device_column: str | None,
+    count_column: str | None,
+    segment_column: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as columns "item" (string) and, if named, "device" (string) and "count" (number)."""
-    roles = [("device", device_column, pa.string()), ("count", count_column, pa.float64())]
+    """Rows as columns "item" (string) and, if named, "device" (string), "count" (number) and
+    "segment" (string)."""
+    roles = [
+        ("device", device_column, pa.string()),
+        ("count", count_column, pa.float64()),
+        ("segment", segment_column, pa.string()),
+    ]
     extra = [(role, name, kind) for role, name, kind in roles if name]
     if isinstance(data, Path | str):
         columns = files.column_names(data)
-        item = item_column or ("item" if "item" in columns else columns[0])
+        item = item_column or _item_among(columns, count_column)
         source = files.read_columns(
             data, [item, *(name for _, name, _ in extra)], [pa.string(), *(k for *_, k in extra)]
         )
@@ -320,28 +352,75 @@ def _batches(
 
 
 def _from_memory(
-    data: pa.Table | Mapping[str, Any] | Sequence[str],
-    item_column: str | None,
-    extra: list[tuple[str, str, pa.DataType]],
+    data: pa.Table, item_column: str | None, extra: list[tuple[str, str, pa.DataType]]
 ) -> Iterator[pa.RecordBatch]:
-    if not isinstance(data, pa.Table):
-        data = pa.table(data if isinstance(data, Mapping) else {"item": data})
     names = data.column_names
-    item = item_column or ("item" if "item" in names else names[0])
+    item = item_column or _item_among(names, next((n for r, n, _ in extra if r == "count"), None))
     schema = {item: pa.string(), **{name: kind for _, name, kind in extra}}
     for name in schema:
         if name not in names:
             raise DataError(f"the data has no column {name!r}; its columns are {', '.join(names)}")
     try:
         columns = [data.column(name).cast(kind) for name, kind in schema.items()]
-    except pa.ArrowInvalid as problem:
+    except pa.ArrowException as problem:
         raise DataError(f"the data cannot be read as items: {problem}") from problem
     yield from pa.table(columns, names=list(schema)).to_batches()
 
 
+def _pairs(segments: pa.Array, items: pa.Array) -> pa.Array:
+    """The items with their segments, as devices report them."""
+    if wrong := [
+        name for name in _present(segments, "segments").unique().to_pylist() if not is_segment(name)
+    ]:
+        raise DataError(
+            f"a segment must be 1 to {LONGEST} printable characters without spaces around them; "
+            f"got {wrong[0]!r}"
+        )
+    return pc.binary_join_element_wise(segments, items, SEPARATOR)
+
+
+def _item_among(columns: Sequence[str], count_column: str | None) -> str:
+    """The column of items: the one of that name, or the first."""
+    item = "item" if "item" in columns else columns[0]
+    if count_column is None and "count" in columns and item != "count":
+        warnings.warn(
+            "the data has a column 'count', which is not used: every row is one device; with "
+            "count_column='count' (--count-column count) a row is that many devices",
+            SimulationWarning,
+            stacklevel=2,
+        )
+    return item
+
+
+def _table(data: Any) -> tuple[pa.Table, dict[str, str]]:
+    """Data in memory as a table, and the columns of devices or counts that its kind implies."""
+    if isinstance(data, Mapping) and data and all(map(_is_count, data.values())):
+        return files.table({"item": list(data), "count": list(data.values())}), {"count": "count"}
+    if getattr(data, "name", None) == "count" and hasattr(data, "index"):  # value_counts of pandas
+        return files.table({"item": list(data.index), "count": list(data)}), {"count": "count"}
+    if isinstance(data, list | tuple) and data and all(isinstance(each, _GROUPS) for each in data):
+        if [] in (groups := [list(each) for each in data]):
+            raise DataError(
+                f"every device must hold at least one item; device {groups.index([])} holds none",
+                hint="leave out devices without items",
+            )
+        devices = [str(place) for place, items in enumerate(groups) for _ in items]
+        items = [item for group in groups for item in group]
+        return files.table({"item": items, "device": devices}), {"device": "device"}
+    return files.table(data if files.is_table(data) else {"item": data}), {}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def _present(column: pa.Array, what: str) -> pa.Array:
     if column.null_count:
-        raise DataError(f"{what} must not be missing; got {column.null_count:,} missing values")
+        values = "value" if column.null_count == 1 else "values"
+        raise DataError(
+            f"{what} must not be missing; got {column.null_count:,} missing {values}",
+            hint="leave out rows without a value",
+        )
     return column
 
 

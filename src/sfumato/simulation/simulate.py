@@ -11,16 +11,18 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import CountRelease, MeanRelease, Release
+from sfumato.flow.segments import SEPARATOR
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
 from sfumato.questions.answers import bounding_note
 from sfumato.questions.promise import SEEDED_NOISE, TIME
 from sfumato.simulation import vectors
-from sfumato.simulation.engines import Engine, LocalEngine
 from sfumato.simulation.fleet import DeviceFleet, Fleet, Progress
 from sfumato.simulation.population import Cohorts, Data, Population
 from sfumato.study import Study
@@ -51,6 +53,7 @@ def simulate(
     item_column: str | None = None,
     device_column: str | None = None,
     count_column: str | None = None,
+    segment_column: str | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
     engine: Engine | None = None,
@@ -66,6 +69,7 @@ def simulate(
     item_column: str | None = None,
     device_column: str | None = None,
     count_column: str | None = None,
+    segment_column: str | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
     engine: Engine | None = None,
@@ -75,11 +79,13 @@ def simulate(
     """Ask a plan's question of the devices in `data`, through the same flow as real devices.
 
     A row is one device's item unless a device column groups rows; a count column makes a row that
-    many devices (or, with a device column, that many values of the device). With a `seed` the run
-    repeats exactly, including its noise, so it is for experiments and never for a real release.
+    many devices (or, with a device column, that many values of the device). If the study has
+    segments, a segment column ("segment" by default) has the segment of each row. With a `seed` the
+    run repeats exactly, including its noise, so it is for experiments and never for a real release.
 
-    The data of a mean is an array (devices, dimensions), with one vector per device; `vectors.load`
-    reads one from a file.
+    The data of a mean is an array (devices, dimensions), a file of one, or a data frame with one
+    column per coordinate (`vectors.load`). Other data is a file, a data frame, a list of items, a
+    list with each device's items, or a mapping from items to counts (`Population.load`).
 
     Tables of many devices are made and added at once, since the sum is the same, masked or not: by
     the `engine`, which is a `LocalEngine` by default and does not change the result.
@@ -98,7 +104,12 @@ def simulate(
     report = progress or (lambda stage, share: None)
     report("reading", 0.0)
     rng: Rng = SystemRng() if seed is None else SeededRng(seed)
-    columns = {"item": item_column, "device": device_column, "count": count_column}
+    columns = {
+        "item": item_column,
+        "device": device_column,
+        "count": count_column,
+        "segment": segment_column,
+    }
     study = question.study if isinstance(question, Plan) else Study.read(question)
     population = _population(study, data, columns)
     report("planning", 0.0)
@@ -135,7 +146,10 @@ def simulate(
     )
     release = sized.answer(campaign, planned, participation)
     if sized.items_per_device is not None and population.owners is not None:
-        release = replace(release, notes=(*release.notes, bounding_note(sized.items_per_device)))
+        note = bounding_note(sized.items_per_device, copies=study.count == "copies")
+        release = replace(release, notes=(*release.notes, note))
+    if population.coordinates is not None:
+        release = replace(release, names=population.coordinates)  # type: ignore[call-arg]  # a mean
     release = release.timed(time.perf_counter() - started, TIME)
     return release if seed is None else _with_exception(release, SEEDED_NOISE)
 
@@ -147,21 +161,26 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
             "a train study is simulated by sfumato.simulation.train.train, or by `sfumato train` "
             "on the command line"
         )
-    wants_vectors, is_array = study.facts.data == "vectors", isinstance(data, np.ndarray)
-    if wants_vectors != is_array and (wants_vectors or getattr(data, "ndim", 1) > 1):
-        raise DataError(  # a one-dimensional array of items is fine
-            "the data must be an array of vectors (devices, dimensions) for a mean, and for no "
-            f"other question; the question is {study.question}",
-            hint="sfumato.simulation.vectors.load reads an array from a file",
-        )
-    if wants_vectors:
+    if study.facts.data == "vectors":
         if any(columns.values()):
-            raise DataError("an array of vectors has no columns of items, devices or counts")
-        return Population.of_vectors(vectors.check(data))
+            raise DataError("vectors have no columns of items, devices or counts; leave them out")
+        return Population.of_vectors(vectors.load(data), vectors.names(data))
+    if isinstance(data, np.ndarray) and data.ndim > 1:
+        raise DataError(
+            "an array of vectors (devices, dimensions) is data for a mean, and for no other "
+            f"question; the question is {study.question}"
+        )
     if isinstance(data, Population):
         if any(columns.values()):
             raise DataError("columns are chosen when a population is loaded; leave them out here")
         return data
+    if columns["segment"] and not study.segments:
+        raise DataError(
+            "a segment column is for studies with segments; this one has none",
+            hint="set segments in the study, or leave the column out",
+        )
+    if study.segments:
+        columns = {**columns, "segment": columns["segment"] or "segment"}
     return Population.load(data, **{f"{role}_column": name for role, name in columns.items()})
 
 
@@ -174,7 +193,10 @@ def _plan(study: Study, population: Population) -> Plan:
     if study.dictionary is not None or study.facts.dictionary != "listed":
         return plan(study)
     # A simulation may list its devices' items; a real study does not know them.
-    planned = plan(study, items=pa.chunked_array(population.chunks).unique())
+    items = pa.chunked_array(population.chunks).unique()
+    if study.segments:
+        items = pc.list_element(pc.split_pattern(items, SEPARATOR, max_splits=1), 1).unique()
+    planned = plan(study, items=items)
     return _with_exception(planned, "the list of items, which comes from the devices' own data")
 
 

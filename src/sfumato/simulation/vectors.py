@@ -1,4 +1,4 @@
-"""Read vectors, one per device, from .npy, .npz, CSV and Parquet files."""
+"""Read vectors, one per device, from .npy, .npz, CSV and Parquet files, arrays and data frames."""
 
 from __future__ import annotations
 
@@ -17,27 +17,35 @@ from sfumato.errors import DataError
 Reals = npt.NDArray[np.floating[Any]]
 
 
-def load(path: Path | str) -> Reals:
-    """The vectors (n, dimensions) of a file.
+def load(data: Any) -> Reals:
+    """The vectors (n, dimensions) of a file, an array, a data frame or a list of vectors.
 
-    A .npy file is memory-mapped; a .npz file must have one array. A Parquet or CSV file has one
-    numeric column per coordinate, or one column of lists of the same length. A missing value is
-    read as NaN, so that its device abstains.
+    A .npy file is memory-mapped; a .npz file must have one array. A Parquet or CSV file or a data
+    frame has one numeric column per coordinate; a file may instead have one column of lists of the
+    same length. A missing value is read as NaN, so that its device abstains.
     """
-    name = str(path)
+    if files.is_table(data):
+        return check(_from_table(files.table(data)))
+    if not isinstance(data, Path | str):
+        return check(_from_array(data))
+    name = str(data)
     if name.endswith((".npy", ".npz")):
-        return check(_from_numpy(Path(path)), name)
-    return check(_from_columns(path), name)
+        return check(_from_numpy(Path(data)), name)
+    return check(_from_columns(data), name)
 
 
-def names(path: Path | str) -> tuple[str, ...] | None:
-    """The names of the coordinates, if a file has one column per coordinate; numbers in order are
-    no names."""
-    if str(path).endswith((".npy", ".npz")):
+def names(data: Any) -> tuple[str, ...] | None:
+    """The names of the coordinates, if the data has one column per coordinate; numbers in order
+    are no names."""
+    if files.is_table(data):
+        columns = files.table(data).column_names
+    elif not isinstance(data, Path | str) or str(data).endswith((".npy", ".npz")):
         return None
-    columns = files.column_names(path)
-    is_list = len(columns) == 1 and _has_lists(path)
-    return None if is_list or columns in _numbers(len(columns)) else tuple(columns)
+    else:
+        columns = files.column_names(data)
+        if len(columns) == 1 and _has_lists(data):
+            return None
+    return None if columns in _numbers(len(columns)) else tuple(columns)
 
 
 def check(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
@@ -57,6 +65,26 @@ def check(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
         return vectors
     with np.errstate(over="ignore"):  # too large becomes infinite: that device abstains
         return vectors.astype(np.float64)
+
+
+def _from_array(data: Any) -> npt.NDArray[Any]:
+    if isinstance(data, np.ndarray):
+        return data
+    try:
+        return np.asarray(data)
+    except ValueError as problem:
+        raise DataError(f"the vectors must have the same length: {problem}") from problem
+
+
+def _from_table(table: pa.Table) -> npt.NDArray[Any]:
+    try:
+        columns = [column.cast(pa.float64()).to_numpy() for column in table.columns]
+    except pa.ArrowException as problem:
+        raise DataError(
+            f"every column of the data must be one coordinate, a number: {problem}",
+            hint="leave out the columns that are none",
+        ) from problem
+    return np.column_stack(columns) if columns else np.empty((len(table), 0))
 
 
 def _from_numpy(path: Path) -> npt.NDArray[Any]:

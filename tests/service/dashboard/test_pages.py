@@ -198,7 +198,7 @@ def test_a_release_can_be_downloaded_in_every_format(
         name = f'attachment; filename="released-trees.{ending}"'
         assert answer.headers["content-disposition"] == name
         files[ending] = answer.content
-    assert files.keys() == {"json", "csv", "parquet", "png"}
+    assert files.keys() == {"json", "csv", "parquet", "png", "html"}
     assert json.loads(files["json"]) == release
     table = pyarrow.csv.read_csv(io.BytesIO(files["csv"]))
     assert table["item"].to_pylist() == [row["item"] for row in release["estimates"]]

@@ -824,7 +824,7 @@ def test_nothing_prints_a_record() -> None:
         ({"task_id": "5f"}, "task_id must be 64 hexadecimal digits"),
         ({"task_id": "5F" * 32}, "lower case"),
         ({"epsilon": 0.0}, "epsilon must be above 0"),
-        ({"epsilon": math.inf}, "epsilon of SendingRule must be float"),
+        ({"epsilon": math.inf}, "epsilon of SendingRule must be a finite number"),
         ({"daily_reports": 0}, "daily_reports must be at least 1"),
         ({"delay_seconds": 0}, "delay_seconds must be 1 to"),
         ({"delay_seconds": LONGEST_DELAY + 1}, "delay_seconds must be 1 to"),

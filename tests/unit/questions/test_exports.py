@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from html import escape
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from matplotlib.figure import Figure
 
 from sfumato.errors import SpecError
 from sfumato.flow.release import CountRelease
@@ -53,7 +56,47 @@ def test_png_is_a_picture_whatever_the_items_are_called(data: dict[str, Any]) ->
     assert read_release(data).export("png").startswith(b"\x89PNG\r\n\x1a\n")
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "png"])
+def test_html_shows_estimates_promise_and_cost_and_runs_nothing(data: dict[str, Any]) -> None:
+    hostile = '<script>alert("x")</script>'
+    rows = [
+        row | {"item": hostile if row["item"] == "oak" else row["item"]}
+        for row in data["estimates"]
+    ]
+    page = read_release(data | {"estimates": rows}).export("html").decode()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    for row in rows:
+        assert f"{row['count']:.4g}" in page
+    for line in data["privacy"]["statement"]:
+        assert escape(line) in page
+    assert "60 devices" in page
+
+
+def test_a_notebook_shows_the_largest_estimates(data: dict[str, Any]) -> None:
+    rows = [data["estimates"][0] | {"item": f"tree {number}"} for number in range(30)]
+    release: Any = read_release(data | {"estimates": rows})
+    assert release._repr_html_().count("<rect") == 10
+    assert "20 more" in release._repr_html_()
+    assert release.plot()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_plot_goes_into_axes_of_a_given_figure(data: dict[str, Any]) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    release: Any = read_release(data)
+    assert release.plot(ax=right) is figure
+    assert not left.patches
+    assert len(right.patches) == len(ITEMS)
+
+
+def test_other_libraries_read_a_release(data: dict[str, Any]) -> None:
+    release: Any = read_release(data)
+    assert release.to_pandas().to_dict("records") == data["estimates"]
+    assert release.to_polars().to_dicts() == data["estimates"]
+    assert pa.table(release).to_pylist() == data["estimates"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "png", "html"])
 def test_a_release_that_lists_nothing_is_a_file_too(data: dict[str, Any], ending: str) -> None:
     assert read_release(data | {"estimates": []}).export(ending)
 
@@ -67,7 +110,7 @@ def test_a_mean_is_exported_by_coordinate(data: dict[str, Any]) -> None:
 
 
 def test_other_endings_are_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="must end in json, csv, parquet, png; got xlsx"):
+    with pytest.raises(SpecError, match="must end in json, csv, parquet, png, html; got xlsx"):
         read_release(data).export("xlsx")
 
 

@@ -15,6 +15,7 @@ from sfumato import simulate
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store
 from sfumato.device.private import table, table_report
+from sfumato.engines import LocalEngine
 from sfumato.errors import DataError
 from sfumato.flow.accumulator import Batch, RecordBatch, accumulator
 from sfumato.flow.aggregation import Sparse
@@ -22,7 +23,6 @@ from sfumato.flow.task import Task
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, PlannedLoss, SeededRng
 from sfumato.questions.question import Seeded
-from sfumato.simulation.engines import LocalEngine
 from sfumato.simulation.fleet import DeviceFleet
 from sfumato.simulation.population import Cohorts, Population
 from sfumato.spec import from_json

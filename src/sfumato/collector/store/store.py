@@ -1,4 +1,4 @@
-r"""The store: the data of a collector, in an SQLite file or on a PostgreSQL server.
+r"""The store: the data of a collector, in an SQLite file or on a database server.
 
 Everything happens in a transaction, whole or not at all, and is on disk after its block. The
 methods of `Transaction` are all that can be done in one.
@@ -94,6 +94,10 @@ class TokenRow:
     name: str
     role: str  # admin or analyst
     expires: int  # in seconds since 1970
+    studies: str | None = None  # the ids of those it may see, with commas; None: all
+
+    def may_see(self, study_id: str) -> bool:
+        return self.studies is None or study_id in self.studies.split(",")
 
 
 _STUDY = ", ".join(field.name for field in fields(StudyRow))
@@ -373,15 +377,22 @@ class Transaction(RoundTables):
 
     def sealed_rows(self, task_id: str) -> Iterator[Row]:
         """The rows of sealed records, without a check of their digests."""
-        task, number = self._task(task_id), 0
-        while rows := self._run(
-            "SELECT number, data, count, digest FROM sealed WHERE task = ? AND number > ?"
-            " ORDER BY number LIMIT 1",
-            task,
-            number,
-        ):
-            number, data, count, digest = rows[0]
-            yield Row("sealed", task_id, data, count, digest, number)
+        return (self.sealed_row(task_id, number) for number in self.sealed_numbers(task_id))
+
+    def sealed_numbers(self, task_id: str) -> list[int]:
+        """The numbers of a task's rows of sealed records, in their order."""
+        rows = self._run(
+            "SELECT number FROM sealed WHERE task = ? ORDER BY number", self._task(task_id)
+        )
+        return [number for (number,) in rows]
+
+    def sealed_row(self, task_id: str, number: int) -> Row:
+        """One row of sealed records; StoreError if it was deleted."""
+        rows = self._run("SELECT data, count, digest FROM sealed WHERE number = ?", number)
+        if not rows:
+            raise StoreError(f"the reports of task {task_id} were deleted meanwhile")
+        data, count, digest = rows[0]
+        return Row("sealed", task_id, data, count, digest, number)
 
     def sealed_count(self, task_id: str) -> int:
         """The number of sealed reports."""

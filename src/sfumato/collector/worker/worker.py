@@ -15,7 +15,7 @@ import ctypes
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, timedelta
@@ -47,11 +47,9 @@ from sfumato.flow.admission import Rejection, first_of_each
 from sfumato.flow.release import Release, noised_sum
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.task import AnyTask, Task
-from sfumato.planning import Plan
 from sfumato.privacy import Rng, SystemRng
-from sfumato.questions.answers import bounding_note
+from sfumato.questions.answers import network_participation
 from sfumato.questions.promise import TIME
-from sfumato.questions.question import Participation
 
 SEAL_SECONDS = 60.0  # how long uploads to an open task wait, so that many are sealed together
 MOST_REPORTS = 50_000  # most reports sealed together
@@ -411,16 +409,7 @@ def release_of(store: Store, row: StudyRow, cache: studies.CampaignCache | None 
         planned = plan_of(tx, row)
         campaign = campaign_of(tx, row, planned, cache)
         tasks = [(task_of(task), tx.counts(task.id).get("reports", 0)) for task in tx.tasks(row.id)]
-    with_reports = [(task, count) for task, count in tasks if count]
-    devices = _devices(tasks)
-    participation = Participation(
-        devices=devices,
-        respondents=devices,
-        rounds=len(with_reports),
-        tasks=with_reports,
-        notes=_notes(planned, devices),
-    )
-    return planned.design.answer(campaign, planned, participation)
+    return planned.design.answer(campaign, planned, network_participation(planned, tasks))
 
 
 def words_of(problem: Exception) -> str:
@@ -443,32 +432,3 @@ def _sum_of(tx: Transaction, task: Task) -> Batch | None:
     batch = together.batch(count)
     assert isinstance(batch, Batch)  # since the task is not local
     return batch
-
-
-def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
-    """The number of devices behind the reports to these tasks: all tasks of a cohort have the same
-    devices, a device is in one cohort of a campaign, and several campaigns ask the same devices."""
-    campaigns: dict[str, dict[str, int]] = {}
-    for task, count in tasks:
-        cohorts = campaigns.setdefault(task.campaign, {})
-        cohorts[task.cohort] = max(cohorts.get(task.cohort, 0), count)
-    return max((sum(cohorts.values()) for cohorts in campaigns.values()), default=0)
-
-
-def _notes(planned: Plan, reports: int) -> tuple[str, ...]:
-    question = planned.design
-    subject = (
-        f"{reports:,} devices whose tables are in the sums"
-        if planned.study.is_masked
-        else f"{reports:,} reports received"
-    )
-    notes = [
-        *planned.warnings,
-        f"counts cover the {subject}; over a network, it is not known how many devices were asked "
-        "or sent nothing",
-    ]
-    if question.items_per_device is not None:
-        notes.append(bounding_note(question.items_per_device))
-    if reports < question.devices:
-        notes.append(f"the plan was made for {question.devices:,} devices")
-    return tuple(notes)

@@ -21,7 +21,7 @@ from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
+from sfumato.privacy import Mechanism
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
     CONFIDENCE,
@@ -30,6 +30,7 @@ from sfumato.privacy.intervals import (
     of_estimates,
     of_sums,
 )
+from sfumato.privacy.noise import noise_parameters
 from sfumato.questions import sizing
 from sfumato.questions.answers import NO_ANSWERS, listed_release
 from sfumato.questions.promise import COUNT, masked_influence
@@ -266,11 +267,7 @@ class FrequencyDesign(QuestionDefaults):
             sizes |= {"constant": self.constant}
         if self.pilot_devices:
             sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
-        if isinstance(self.mechanism, NoiseAtRelease):
-            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
-        if isinstance(self.mechanism, NoiseInShares):
-            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
-            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        sizes |= noise_parameters(self.mechanism)
         if self.secure is not None:
             sizes |= parameters_of(self.tasks()[0])
         return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}

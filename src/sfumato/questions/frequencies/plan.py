@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -29,7 +30,9 @@ from sfumato.privacy import (
     SeededRng,
     calibrate,
     epsilon_of,
+    least_noise,
 )
+from sfumato.privacy.noise import AT_RELEASE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import (
@@ -54,6 +57,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -63,6 +67,8 @@ SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
 PILOT_MOST, PILOT_LEAST = 10_000, 500  # devices
 PAPER_PILOT_MOST = 5_000  # of a million
+READINGS = 30  # of each item by the refined decoder, also to find the significant ones
+DECODER = 10**8  # look-ups that take as long as the rest of that decoder
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
@@ -88,6 +94,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **design.traffic(estimates.width),
         **_bounds(study, design),
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
+        **_server_cost(design),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
@@ -130,6 +137,16 @@ def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
     widest = design.traffic()
     most = max(widest["bytes_per_device"], widest["pilot_bytes_per_device"])
     return {"most_bytes_per_device": most, "minimax_width": minimax_width(study)}
+
+
+def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
+    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
+    if design.pilot_devices:
+        tasks.append((design.pilot(), design.pilot_devices))
+    tables = design.rounds if design.every_round and design.mode != "shared" else 1
+    is_exact = design.mode == "one_hot"
+    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
+    return server_cost(tasks, lookups=lookups, items=design.items)
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
@@ -454,8 +471,8 @@ def _cohort(study: Study) -> int:
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
-    """The least noise that meets the guarantee: Gaussian or Laplace, whichever is smaller; with
-    trust "secure", Skellam noise in shares, whose sum is again Skellam noise."""
+    """The least noise that meets the guarantee; with trust "secure", Skellam noise in shares, whose
+    sum is again Skellam noise."""
     if study.epsilon is None:
         return NoNoise()
     secure = secure_of(study) if study.noise_in_shares else None
@@ -464,21 +481,12 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
             "noise in shares needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
-    bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
-
-    def sized(noise: Noise, delta: float) -> NoiseAtRelease:
-        scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
-        return NoiseAtRelease(noise=noise, scale=scale)
-
     if secure is not None:
+        bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
         scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
         return secure.noise(scale, _cohort(study))
-    if study.delta == 0:
-        return sized("laplace", 0.0)
-    gaussian = sized("gaussian", study.delta)
-    if study.paper_mode or math.sqrt(2) * norms.l1 / study.epsilon > gaussian.scale + 1:
-        return gaussian  # Laplace noise of scale l1/epsilon would be larger
-    return min(gaussian, sized("laplace", 0.0), key=lambda noise: noise.stddev(1))
+    noises: Sequence[Noise] = ("gaussian",) if study.paper_mode and study.delta else AT_RELEASE
+    return least_noise(norms, epsilon=study.epsilon, delta=study.delta, noises=noises)
 
 
 def _norms(study: Study, rows: int) -> Norms:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfumato.simulation.engines import LocalEngine
+from sfumato.engines import LocalEngine
 
 I64 = npt.NDArray[np.int64]
 

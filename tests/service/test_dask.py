@@ -1,0 +1,131 @@
+"""Folds on Dask: the same tally, also if a worker is killed halfway."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from checks import SEED
+from sfumato import lake
+from sfumato.engines import DaskEngine
+from sfumato.errors import DataError
+from sfumato.flow.accumulator import RecordBatch, TallyAccumulator
+from sfumato.flow.task import LocalTask
+from sfumato.planning import plan
+from sfumato.privacy import SeededRng
+
+pytestmark = pytest.mark.slow  # a cluster takes seconds to start
+
+RECORDS, PARTITIONS = 5_000, 24
+STUDY = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "algorithm": "hashed"}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[DaskEngine]:
+    with DaskEngine(workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set in many partitions, each of them a shard."""
+    monkeypatch.setattr(lake, "_MOST_RECORDS", RECORDS)
+    monkeypatch.setattr(lake, "_SHARD_RECORDS", RECORDS)
+    rng = SeededRng(SEED)
+    items = [f"tree {k}" for k in range(200)]
+    planned = plan({**STUDY, "devices": 10**6}, items=items)
+    planned = replace(planned, design=planned.design.with_seed(rng).question)
+    task = planned.design.campaign(planned, name="trees").next_task()
+    assert isinstance(task, LocalTask)
+
+    def sealed() -> Iterator[tuple[bytes, int]]:
+        for _ in range(PARTITIONS):
+            part = TallyAccumulator(task)
+            values = np.resize(task.values(items), RECORDS)
+            part.add([task.randomize(values, rng=rng).tobytes()])
+            yield part.seal(rng=rng), RECORDS
+
+    lake.write(tmp_path / "lake", planned, [(task.id, sealed())], campaign="trees", rng=rng)
+    return tmp_path / "lake"
+
+
+def tally(folder: Path, **options: Any) -> RecordBatch:
+    ((_, batch),) = lake.Reports.read(folder).count(**options)
+    return batch
+
+
+def assert_same(ours: RecordBatch, theirs: RecordBatch) -> None:
+    assert (ours.count, ours.records) == (theirs.count, theirs.records)
+    assert ours.count == RECORDS * PARTITIONS
+    assert np.array_equal(ours.tallies[0].cells, theirs.tallies[0].cells)
+    assert np.array_equal(ours.tallies[0].row_counts, theirs.tallies[0].row_counts)
+
+
+def test_the_tally_is_the_same_on_a_cluster(folder: Path, engine: DaskEngine) -> None:
+    shares: list[float] = []
+    ours = tally(folder, engine=engine, progress=lambda stage, share: shares.append(share))
+    assert_same(ours, tally(folder))
+    assert shares == sorted(shares)
+    assert len(shares) == 1 + PARTITIONS
+
+
+def test_the_tally_is_the_same_if_a_worker_is_killed_halfway(
+    folder: Path, engine: DaskEngine
+) -> None:
+    victim = engine.worker_pids[0]
+    killed: list[int] = []
+
+    def kill(stage: str, share: float) -> None:
+        if share >= 0.5 and not killed:
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
+
+    assert_same(tally(folder, engine=engine, progress=kill), tally(folder))
+    assert killed
+    assert victim not in engine.worker_pids
+
+
+def test_a_damaged_page_is_named_by_the_worker_that_reads_it(
+    folder: Path, engine: DaskEngine
+) -> None:
+    path = folder / "task-0" / "00007.parquet"
+    content = bytearray(path.read_bytes())
+    content[RECORDS] ^= 1  # in the middle of the records
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"00007\.parquet"):
+        tally(folder, engine=engine)
+
+
+def _sleepless(shard: int) -> npt.NDArray[np.int64]:
+    return np.array([shard])
+
+
+def test_an_error_cancels_the_rest(engine: DaskEngine) -> None:
+    def shards() -> Iterator[int]:
+        yield 1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.sum(_sleepless, shards())
+    assert engine.sum(_sleepless, range(10)).tolist() == [45]  # type: ignore[union-attr]
+    assert engine.sum(_sleepless, []) is None
+
+
+def test_a_scheduler_that_is_there_already_is_used_and_left(engine: DaskEngine) -> None:
+    address = engine.address
+    with DaskEngine(address) as second:
+        assert sorted(second.worker_pids) == sorted(engine.worker_pids)
+        assert second.sum(_sleepless, range(10)).tolist() == [45]  # type: ignore[union-attr]
+    assert engine.sum(_sleepless, range(10)).tolist() == [45]  # type: ignore[union-attr]
+
+
+def test_a_cluster_of_its_own_is_on_loopback_only(engine: DaskEngine) -> None:
+    assert engine.address.startswith("tcp://127.0.0.1:")

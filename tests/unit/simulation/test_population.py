@@ -1,0 +1,121 @@
+"""Data in memory, as people have it: what it is read as, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from sfumato.errors import DataError, SimulationWarning
+from sfumato.simulation.population import Population
+from sfumato.simulation.simulate import simulate
+
+TREES = ["oak", "oak", "elm", "oak"]
+FRAME = pd.DataFrame({"tree": TREES, "owner": [7, 7, 8, 9]})
+
+
+def counts(population: Population) -> dict[str, int]:
+    """How many devices hold each item, where each holds one."""
+    weights = population.weights or [np.ones(len(part), int) for part in population.chunks]
+    total: Counter[str] = Counter()
+    for items, numbers in zip(population.chunks, weights, strict=True):
+        for item, number in zip(items.to_pylist(), numbers.tolist(), strict=True):
+            total[item] += number
+    return dict(total)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        FRAME,
+        FRAME["tree"],
+        FRAME["tree"].astype("category"),
+        FRAME["tree"].value_counts(),
+        pl.from_pandas(FRAME),
+        pl.Series("tree", TREES),
+        pa.table({"tree": TREES}),
+        pa.RecordBatch.from_pydict({"tree": TREES}),
+        pa.chunked_array([TREES]),
+        pa.array(TREES),
+        np.array(TREES),
+        TREES,
+        tuple(TREES),
+        {"tree": TREES},
+        {"tree": pl.Series(TREES)},
+        Counter(TREES),
+        {"oak": 3, "elm": np.int64(1)},
+    ],
+    ids=lambda data: type(data).__module__.split(".")[0] + " " + type(data).__name__,
+)
+def test_one_item_per_device_in_any_form(data: Any) -> None:
+    assert counts(Population.load(data)) == {"oak": 3, "elm": 1}
+
+
+def test_a_relation_of_duckdb_is_a_table() -> None:
+    with duckdb.connect() as database:
+        relation = database.sql("select unnest(['oak', 'oak', 'elm', 'oak']) as tree")
+        assert counts(Population.load(relation)) == {"oak": 3, "elm": 1}
+
+
+def test_lists_of_lists_are_the_items_of_devices() -> None:
+    population = Population.load([["oak", "elm"], {"oak"}, ("fir",)])
+    assert population.devices == 3
+    assert population.owners is not None
+    assert population.owners.tolist() == [0, 0, 1, 2]
+
+
+def test_columns_of_a_data_frame_group_and_count() -> None:
+    assert Population.load(FRAME, device_column="owner").devices == 3
+    frame = FRAME["tree"].value_counts().reset_index()
+    assert Population.load(frame, count_column="count").devices == 4
+
+
+def test_a_column_of_counts_that_is_not_used_is_named() -> None:
+    with pytest.warns(SimulationWarning, match="count_column='count'"):
+        Population.load(FRAME["tree"].value_counts().reset_index())
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (5, "cannot be read as a table of devices"),
+        (object(), "cannot be read as a table of devices"),
+        ([["oak"], []], "device 1 holds none"),
+        (["oak", None], "items must not be missing; got 1 missing value"),
+        ({"tree": ["oak"], "owner": [1, 2]}, "cannot be read as a table of devices"),
+        ({"tree": [["oak"], ["elm"]]}, "cannot be read as items"),
+        ([], "no rows"),
+    ],
+)
+def test_other_data_says_what_would_work(data: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        Population.load(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.DataFrame({"steps": [1.0, 3.0], "sleep": [2.0, 4.0]}),
+        pl.DataFrame({"steps": [1.0, 3.0], "sleep": [2.0, 4.0]}),
+        {"steps": [1, 3], "sleep": [2, 4]},
+    ],
+    ids=["pandas", "polars", "mapping"],
+)
+def test_a_mean_keeps_the_names_of_columns(data: Any) -> None:
+    release: Any = simulate(
+        {"question": "mean", "trust": "central", "epsilon": float("inf"), "clip": 10.0}, data
+    )
+    assert release.frame().column("coordinate").to_pylist() == ["steps", "sleep"]
+    assert np.abs(release.mean - [2.0, 3.0]).max() < 2 * release.half_width  # of rounding
+
+
+def test_a_mean_of_texts_is_refused() -> None:
+    study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
+    with pytest.raises(DataError, match="one coordinate, a number"):
+        simulate(study, FRAME)
