@@ -65,10 +65,10 @@ DEFAULT_BYTES = 1 << 16  # upload limit of a device, if the study sets none
 REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
 SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
-READINGS = 30  # of each item by the refined decoder, also to find the significant ones
-DECODER = 10**8  # look-ups that take as long as the rest of that decoder
 PILOT_MOST, PILOT_LEAST = 10_000, 500  # devices
 PAPER_PILOT_MOST = 5_000  # of a million
+READINGS = 30  # of each item by the refined decoder, also to find the significant ones
+DECODER = 10**8  # look-ups that take as long as the rest of that decoder
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
@@ -111,16 +111,6 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     )
 
 
-def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
-    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
-    if design.pilot_devices:
-        tasks.append((design.pilot(), design.pilot_devices))
-    tables = design.rounds if design.every_round and design.mode != "shared" else 1
-    is_exact = design.mode == "one_hot"
-    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
-    return server_cost(tasks, lookups=lookups, items=design.items)
-
-
 def _causes(
     design: FrequencyDesign, estimates: Estimates, scale: float, largest: float
 ) -> dict[str, float]:
@@ -147,6 +137,16 @@ def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
     widest = design.traffic()
     most = max(widest["bytes_per_device"], widest["pilot_bytes_per_device"])
     return {"most_bytes_per_device": most, "minimax_width": minimax_width(study)}
+
+
+def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
+    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
+    if design.pilot_devices:
+        tasks.append((design.pilot(), design.pilot_devices))
+    tables = design.rounds if design.every_round and design.mode != "shared" else 1
+    is_exact = design.mode == "one_hot"
+    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
+    return server_cost(tasks, lookups=lookups, items=design.items)
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
