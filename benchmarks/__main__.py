@@ -28,8 +28,9 @@ GROUPS = {
         "ingest",
         "rounds",
         "pages",
+        "server",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
 }
 
 

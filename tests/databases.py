@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,39 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "timezone": "UTC",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """What tests need to know about a database, beside its URL."""
+
+    server: str | None = None  # the fixture of its server, if it has one
+    columns: str  # a query for the names of the columns of the table "upload"
+    rewrite: str  # a statement that replaces or empties a {table} without DELETE and UPDATE
+    drop_trigger: str  # a statement that drops a {trigger} of a {table}
+
+
+DIALECTS = {
+    "sqlite": Dialect(
+        columns="SELECT name FROM pragma_table_info('upload')",
+        rewrite="INSERT OR REPLACE INTO {table} SELECT * FROM {table}",
+        drop_trigger="DROP TRIGGER {trigger}",
+    ),
+    "postgresql": Dialect(
+        server="postgres",
+        columns="SELECT attname FROM pg_attribute WHERE attrelid = 'upload'::regclass"
+        " AND attnum > 0",  # others are the server's own
+        rewrite="TRUNCATE {table}",
+        drop_trigger="DROP TRIGGER {trigger} ON {table}",
+    ),
+}
+ON_SERVERS = [name for name, dialect in DIALECTS.items() if dialect.server is not None]
+
+
+def dialect_of(url: str) -> Dialect:
+    """The dialect of the database at a URL or a path."""
+    scheme, separator, _ = url.partition("://")
+    return DIALECTS[scheme if separator else "sqlite"]
 
 
 class Server:
@@ -165,12 +199,20 @@ def postgres_url(postgres: Server) -> str:
     return f"{postgres.url()}?options=-csearch_path%3D{name}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=DIALECTS)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store, on each database in turn."""
-    if request.param == "sqlite":
+    server = DIALECTS[request.param].server
+    if server is None:
         return f"sqlite:///{tmp_path}/collector.db"
-    url: str = request.getfixturevalue("postgres_url")
+    url: str = request.getfixturevalue(f"{server}_url")
+    return url
+
+
+@pytest.fixture(params=ON_SERVERS)
+def server_url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty store, on each database server in turn."""
+    url: str = request.getfixturevalue(f"{DIALECTS[request.param].server}_url")
     return url
 
 
@@ -181,6 +223,13 @@ def store(store_url: str) -> Iterator[Store]:
     store.migrate()
     yield store
     store.close()
+
+
+def server_of(database: str, request: pytest.FixtureRequest) -> Server | None:
+    """The run's server of a database, by its name or by the URL of a store; None for a file."""
+    name = DIALECTS[database.partition("://")[0]].server
+    server: Server | None = request.getfixturevalue(name) if name else None
+    return server
 
 
 def execute(url: str, sql: str, *parameters: Any) -> list[Any]:

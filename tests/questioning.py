@@ -26,6 +26,7 @@ from sfumato.questions.registry import read_release
 from sfumato.simulation.network_fleet import NetworkFleet
 from sfumato.simulation.simulate import simulate
 from sfumato.spec import from_json, to_json
+from sfumato.study import QUESTIONS
 
 DEVICES = 60
 NAME = "A question"
@@ -60,7 +61,7 @@ class Case:
 
     @property
     def has_vectors(self) -> bool:
-        return self.question == "mean"
+        return self.question in QUESTIONS and QUESTIONS[self.question].data == "vectors"
 
     def plan(self) -> Plan:
         return plan(self.study, items=self.items)
@@ -69,6 +70,51 @@ class Case:
         data: Any = np.array(self.values) if self.has_vectors else self.values
         release: Release = simulate(self.plan(), data, **options)
         return release
+
+
+LISTED = ("oak", "elm", "fir")
+WORDS = {"alphabet": "aefhiklmorsx", "word_length": 3}
+TABLES = {"algorithm": "invertible_sketch"}
+MASKED = {"dropout": 0.05, "corrupt": 0.05}
+CASES = [
+    Case(question="frequencies", trust="central", items=LISTED),
+    Case(question="frequencies", trust="central", items=LISTED, keys={"rounds": 2}),
+    Case(question="frequencies", trust="central", items=LISTED, keys={"algorithm": "count_sketch"}),
+    Case(question="frequencies", trust="secure", items=LISTED, keys=MASKED),
+    Case(question="frequencies", trust="local", items=LISTED),
+    Case(question="new_words", trust="local", keys=WORDS, devices=600),
+    Case(question="heavy_hitters", trust="central"),
+    Case(question="heavy_hitters", trust="central", keys={"alphabet": "aeklmo"}),
+    Case(question="heavy_hitters", trust="central", keys={"bytes_per_device": 20_000, **TABLES}),
+    Case(
+        question="heavy_hitters",
+        trust="central",
+        keys={"bytes_per_device": 20_000, "masked": True, **MASKED},
+    ),
+    Case(question="heavy_hitters", trust="central", keys={"count": "copies"}),
+    Case(question="heavy_hitters", trust="secure", keys=WORDS | MASKED),
+    Case(question="histogram", trust="central"),
+    Case(question="histogram", trust="central", keys={"bytes_per_device": 60_000, **TABLES}),
+    Case(question="mean", trust="central", keys={"clip": 1.0, "dimensions": 8}),
+    Case(question="mean", trust="secure", keys={"clip": 1.0, "dimensions": 8, **MASKED}),
+    Case(question="mean", trust="central", keys={"dimensions": 8}),
+    Case(question="mean", trust="secure", keys={"dimensions": 8, **MASKED}),
+]
+TRAINED = [  # by `train`: tests/unit/simulation
+    Case(
+        question="train",
+        trust=trust,
+        keys={
+            "clip": 1.0,
+            "rounds": 3,
+            "training": {"model": "softmax", "inputs": 4, "classes": 2, "cohort": 60},
+        },
+        devices=200,
+    )
+    for trust in ("secure", "central")
+]
+EXAMPLES = {(case.question, case.trust): case for case in reversed([*CASES, *TRAINED])}
+"""The first case of every question and trust."""
 
 
 def plain(release: Release) -> dict[str, Any]:

@@ -97,6 +97,7 @@ EXPERIMENTS: Mapping[str, Callable[[], Experiment]] = {
         HeavyHitters(repeats=2, along=(2_000, 5_000), rows=(5,))
     ),
     "001-fig3": lambda: heavy_hitters.figure_3(HeavyHitters(repeats=1, along=(4, 10), rows=(5,))),
+    "001-table1": lambda: heavy_hitters.table_1(HeavyHitters(repeats=1, along=(1, 4))),
     "001-fig4": lambda: heavy_hitters.figure_4(HeavyHitters(repeats=1, along=(1, 20), rows=(5,))),
     "002-fig1": lambda: learning.figure_1(
         replace(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from multiprocessing import get_context
 from statistics import NormalDist
 from typing import Any
@@ -34,7 +35,7 @@ TOLERANCE = 1.1  # factor by which a prediction may be wrong, and a choice be be
 SURE = 0.95  # chance of being listed at the detectable count
 RUNGS = 9  # counts of planted items, from 0.6 to 1.4 times the detectable count
 PLANTED = 0.5  # largest share of the devices that hold planted items
-DETECTIONS = 240  # trials per rung
+DETECTIONS = 6_000  # trials per rung, if there are enough runs
 FEWER = {  # runs of slow algorithms are divided by this
     "count_sketch": 4,
     "invertible_sketch": 3,
@@ -163,12 +164,18 @@ class Errors:
 
 
 def run(settings: Settings) -> Iterator[Line]:
-    selection = [case for case in cases(settings.quick) if settings.wants(case.name)]
+    selection = [case for case in cases(settings.quick) if _may_want(case, settings)]
     jobs = [(case, settings) for case in selection]
     with ProcessPoolExecutor(settings.processes, mp_context=get_context("spawn")) as pool:
         results = map(_job, jobs) if settings.processes == 1 else pool.map(_job, jobs)
         for lines in results:
             yield from lines
+
+
+def _may_want(case: Case, settings: Settings) -> bool:
+    """Whether the pattern is for the study, or for one of its algorithms."""
+    study = settings.only.split("/")[:3]
+    return fnmatch(case.name, "/".join(study))
 
 
 def cases(quick: bool = False) -> list[Case]:
@@ -197,6 +204,8 @@ def measure(case: Case, settings: Settings) -> Iterator[Line]:
     first = 10_000 * place  # studies do not share their noise
     for each in comparison.alternatives:
         label = f"{case.name}/{each.algorithm}" if each.algorithm else case.name
+        if not settings.wants(case.name) and not settings.wants(label):
+            continue
         about: dict[str, Any] = {
             "study": case.study.to_dict(),
             "algorithm": each.algorithm or (each.plan.algorithm if each.plan else ""),

@@ -17,6 +17,7 @@ from sfumato.questions.registry import planner_of
 from sfumato.study import Study
 
 WEAK_EPSILON = 10.0  # above this, a plan warns
+POOR_SHARE = 0.1  # of the devices: a plan warns if rarer items are not found
 
 __all__ = ["Alternative", "Comparison", "Plan", "compare", "plan"]
 
@@ -36,8 +37,31 @@ def plan(
     if study.devices is None:
         raise StudyError("a plan needs the number of devices that will be asked; set devices")
     study.check_keys()
-    planned = planner_of(study)(study, _dictionary(study, items))
-    return replace(planned, warnings=(*planned.warnings, *_weak_promises(study)))
+    dictionary = _dictionary(study, items)
+    if study.segments and dictionary is not None:
+        dictionary = dictionary.crossed(study.segments)
+    planned = _with_segments(planner_of(study)(study, dictionary))
+    more = (*_weak_promises(study), *_poor_answers(study, planned.predicted))
+    return replace(planned, warnings=(*planned.warnings, *more))
+
+
+def _with_segments(planned: Plan) -> Plan:
+    """The same plan, with what it says about a study's segments.
+
+    The error of a count is that of any pair of segment and item. As a share of a segment's devices,
+    it depends on how many they are.
+    """
+    study, predicted = planned.study, dict(planned.predicted)
+    if not study.segments:
+        return planned
+    if study.segment_shares:
+        predicted["standard_error_share_of_segment"] = {
+            name: predicted["standard_error_share"] / share
+            for name, share in zip(study.segments, study.segment_shares, strict=True)
+        }
+    privacy = planned.privacy
+    neighbours = f"{privacy.neighbours}; a value is a segment and an item together"
+    return replace(planned, predicted=predicted, privacy=replace(privacy, neighbours=neighbours))
 
 
 def _weak_promises(study: Study) -> list[str]:
@@ -49,6 +73,21 @@ def _weak_promises(study: Study) -> list[str]:
         f"about one {'report' if study.is_local else 'device'} by a factor of up to "
         f"e^{study.epsilon:g}; most releases use 1 to 8"
     ]
+
+
+def _poor_answers(study: Study, predicted: Mapping[str, Any]) -> list[str]:
+    """Warnings about an answer that tells little."""
+    assert study.devices is not None  # `plan` has checked
+    detectable, width = predicted.get("detectable_count"), predicted.get("half_width_95")
+    advice = "ask more devices, raise epsilon, or use another trust"
+    if detectable is not None and detectable > POOR_SHARE * study.devices:
+        return [
+            "an item is found with a probability of 95% only if "
+            f"{detectable / study.devices:.0%} of the devices hold it; {advice}"
+        ]
+    if detectable is None and width is not None and width > POOR_SHARE * study.devices:
+        return [f"counts are known to ±{width / study.devices:.0%} of the devices; {advice}"]
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -140,6 +179,8 @@ class Comparison:
             "bytes_per_device": "bytes up",
             "bytes_down": "bytes down",
             "rounds": "rounds",
+            "server_seconds": "server s",
+            "server_bytes": "server MB",
         }
         columns = [
             name
@@ -149,7 +190,10 @@ class Comparison:
         rows = [["", "algorithm", *(names[name] for name in columns)]]
         for each in self.possible:
             assert each.plan is not None  # it is possible
-            numbers = [_rough(each.plan.predicted.get(name)) for name in columns]
+            numbers = [
+                _rough(each.plan.predicted.get(name), mega=name == "server_bytes")
+                for name in columns
+            ]
             rows.append(["*" if each.is_chosen else "", each.algorithm, *numbers])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
@@ -228,8 +272,11 @@ def _algorithm_of(own_plan: Plan, names: Sequence[str]) -> str:
     return name
 
 
-def _rough(value: Any) -> str:
-    return "" if value is None else f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
+def _rough(value: Any, *, mega: bool = False) -> str:
+    if value is None:
+        return ""
+    value = value / 1e6 if mega else value
+    return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _dictionary(

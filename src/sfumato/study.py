@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sfumato.errors import StudyError
+from sfumato.flow.segments import LONGEST, is_segment
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
 from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec, suggestion
@@ -20,14 +21,24 @@ _EVERY = ("question", "trust", "epsilon", "delta", "devices", "dropout", "algori
 _MASKED = ("corrupt", "collector")  # keys of masked sums
 _LISTED = ("dictionary", "dictionary_column", "rounds", "target_error", "bytes_per_device")
 _OUTPUT = ("publish", "threshold")
+_SEGMENTS = ("segments", "segment_shares")
 _SIZES = ("rows", "width", "failure_probability", "preset")
 _OPEN = ("items_per_device", "bytes_per_device", "threshold", "alphabet", "word_length")
+_LISTS = (
+    "rounds",
+    "adaptive",
+    "masked",
+    "count",
+    "failure_probability",
+    "repetitions",
+    "sampling_threshold",
+)
 _VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
 
 LARGEST_EPSILON = 1_000.0  # a larger one would say nothing more
 LARGEST_COHORT = 10_000  # devices of one masked round, by default; larger ones are not tested
-MASKED_DROPOUT = 0.1  # share of a masked round's devices, by default
+MASKED_DROPOUT = 0.2  # share of a masked round's devices, by default (decision 0018)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,8 @@ class QuestionFacts:
     Planners and releases are given by name, so that their modules are imported only when needed.
     """
 
+    title: str = ""  # in the dashboard's form
+    asks: str = ""  # the question in words, beside it
     planners: Mapping[Trust, str]  # "module:function" for each trust that the question supports
     release: str = "sfumato.flow.release:CountRelease"  # "module:class"
     data: Literal["items", "vectors", "examples"] = "items"  # what devices hold
@@ -53,6 +66,14 @@ class QuestionFacts:
     algorithm_key: str = "algorithm"  # the key that names one
     keys: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
     """The keys that have an effect, beside those of every study and of masked sums."""
+
+    def keys_with(self, trust: Trust, *, is_masked: bool = False) -> frozenset[str]:
+        """The keys of a study that have an effect; all of them if the question does not say."""
+        if trust not in self.keys:
+            return frozenset(each.name for each in fields(Study))
+        used = {*_EVERY, *self.keys[trust], *(_MASKED if is_masked else ())}
+        has_choice = self.algorithm_key == "algorithm" and trust in self.algorithms
+        return frozenset(used if has_choice else used - {"algorithm"})
 
     @property
     def collected(self) -> tuple[Trust, ...]:
@@ -75,6 +96,8 @@ class TrustFacts:
 
 QUESTIONS: dict[str, QuestionFacts] = {
     "frequencies": QuestionFacts(
+        title="Frequencies",
+        asks="How common is each item of a list?",
         planners={
             "local": "sfumato.questions.local_frequencies.plan:plan",
             "secure": "sfumato.questions.frequencies.plan:plan",
@@ -89,41 +112,52 @@ QUESTIONS: dict[str, QuestionFacts] = {
         dictionary="listed",
         in_cohorts=("secure",),
         keys={
-            "local": (*_LISTED, *_OUTPUT, *_SIZES, "daily_reports"),
-            "secure": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
-            "central": (*_LISTED, *_OUTPUT, *_SIZES, "items_per_device", "cohorts"),
+            "local": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "daily_reports"),
+            "secure": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "items_per_device", "cohorts"),
+            "central": (*_LISTED, *_OUTPUT, *_SIZES, *_SEGMENTS, "items_per_device", "cohorts"),
         },
     ),
     "new_words": QuestionFacts(
+        title="New words",
+        asks="Which words that are not in a list are common?",
         planners={"local": "sfumato.questions.new_words.plan:plan"},
         algorithms={"local": ("prefixes", "puzzle")},
         keys={
-            "local": ("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length")
+            "local": (
+                *("dictionary", "dictionary_column", "daily_reports", "alphabet", "word_length"),
+                *("rows", "width", "preset", "fragments", "fragment_length", "fragment_share"),
+            )
         },
         dictionary="known",
         instead='with "secure" or "central", ask for heavy_hitters',
     ),
     "heavy_hitters": QuestionFacts(
+        title="Heavy hitters",
+        asks="Which items are common, without a list of them?",
         planners={
             "secure": "sfumato.questions.prefix_search.plan:plan",
             "central": "sfumato.questions.item_lists.plan:plan",
         },
-        algorithms={"central": ("sparse", "invertible_sketch")},
+        algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("secure", "central"),
-        keys={"secure": _OPEN, "central": (*_OPEN, "rounds", "adaptive", "masked")},
+        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS)},
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
+        title="Histogram",
+        asks="Which items exist, and how common is each?",
         planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
-        algorithms={"central": ("sparse", "invertible_sketch")},
+        algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("central",),
-        keys={"central": (*_OPEN, "rounds", "adaptive", "masked", "cohorts")},
+        keys={"central": (*_OPEN, *_LISTS, "cohorts")},
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '
         "noise in shares cannot be decoded",
     ),
     "mean": QuestionFacts(
+        title="Mean",
+        asks="What is the mean of the devices' vectors?",
         planners={
             "secure": "sfumato.questions.mean.plan:plan",
             "central": "sfumato.questions.mean.plan:plan",
@@ -138,14 +172,20 @@ QUESTIONS: dict[str, QuestionFacts] = {
         keys={"secure": _VECTORS, "central": _VECTORS},
     ),
     "train": QuestionFacts(
+        title="Model",
+        asks="Train a model on the devices' examples. Add a [training] table as TOML.",
         planners={
             "secure": "sfumato.learn.plan:plan",
             "central": "sfumato.learn.plan:plan",
         },
         release="sfumato.flow.release:ModelRelease",
         data="examples",
+        algorithms={
+            "secure": ("federated_averaging",),
+            "central": ("federated_averaging", "diffsketch"),
+        },
         not_collected=("central",),
-        keys={"secure": _TRAINING, "central": _TRAINING},
+        keys={"secure": _TRAINING, "central": (*_TRAINING, "rows", "width")},
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -180,6 +220,11 @@ PRESETS: dict[str, Mapping[str, Any]] = {
     "apple-health-2017": {
         **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 256, "epsilon": 2.0,
     },
+    "apple-new-words-2017": {
+        "question": "new_words", "trust": "local", "paper_mode": True, "algorithm": "puzzle",
+        "rows": 2_048, "width": 1_024, "epsilon": 8.0, "fragment_share": 0.75,
+        "fragment_length": 2, "word_length": 10,
+    },
 }  # fmt: skip
 """The settings of the papers' experiments, by name: the keys of a study that each of them fixes."""
 
@@ -195,11 +240,12 @@ class TrainingStudy:
     classes: int | None = None
     hidden: int | None = None  # width of the dense or recurrent layers
     cohort: int  # clients per round
-    sampling: Literal["poisson", "fixed", "passes"] | None = None
+    sampling: Literal["poisson", "fixed", "passes", "by_examples"] | None = None
     """How a cohort is drawn: by one coin per client ("poisson"); a fixed number of clients, which
     costs more privacy ("fixed"); or all clients in turn, in a random order that need not be secret
     ("passes"). None: "poisson" for a trusted server, and "passes" for trust "secure", whose server
-    knows the cohorts."""
+    knows the cohorts. algorithm = "diffsketch": "fixed", or "by_examples", which draws clients with
+    replacement, in proportion to their examples."""
     learning_rate: float = 0.1  # of the clients
     batch: int = 20
     epochs: int = 1
@@ -214,6 +260,19 @@ class TrainingStudy:
     warm_up: int = 75  # compression = "two_stage": rounds with whole vectors
     early: float = 4.0  # compression = "free_norm": factor on relative_error in the first round
     seed: int = 0  # for the model and the sketches
+    largest_l1: float | None = later(None)  # longer updates, in L1, are sent as zeros
+    prior_norm: float | None = later(None)
+    """compression = "two_stage": the norm of the mean update, as a share of the clip, if it is
+    known beforehand; sketches then have one size from the first round on."""
+    mode: Literal["none", "gaussian", "paper"] | None = later(None)
+    """algorithm = "diffsketch": sketches without noise, with Gaussian noise that is accounted for,
+    or as paper 003 prints them. "none" and "paper" have no DP guarantee."""
+    claimed_epsilon: float | None = later(None)
+    """mode = "paper": the epsilon of the paper's theorem 2 above which a worker adds noise. It is
+    not an epsilon of differential privacy."""
+    padding: int = later(0)  # mode = "paper": coordinates of noise that a worker appends
+    correction: bool = later(False)  # modes "none" and "paper": the paper's error correction
+    i_know_this_is_not_private: bool = later(False)  # mode = "paper" needs it
 
     def check(self) -> None:
         for name in ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up"):
@@ -223,9 +282,24 @@ class TrainingStudy:
                 f"training.{name} must be at least 1; got {value}",
                 StudyError,
             )
-        for name in ("learning_rate", "server_rate"):
+        for name in ("learning_rate", "server_rate", "largest_l1", "claimed_epsilon"):
             value = getattr(self, name)
-            require(value > 0, f"training.{name} must be above 0; got {value}", StudyError)
+            require(
+                value is None or value > 0,
+                f"training.{name} must be above 0; got {value}",
+                StudyError,
+            )
+        require(
+            self.prior_norm is None or 0 < self.prior_norm <= 1,
+            "training.prior_norm must be above 0 and at most 1 (a share of the clip); "
+            f"got {self.prior_norm}",
+            StudyError,
+        )
+        require(
+            self.padding >= 0,
+            f"training.padding must be at least 0; got {self.padding}",
+            StudyError,
+        )
         require(
             self.noise_multiplier is None or self.noise_multiplier >= 0,
             f"training.noise_multiplier must be at least 0; got {self.noise_multiplier}",
@@ -259,7 +333,7 @@ class Study:
     cohorts: Literal["similar", "different"] = "similar"  # whether rounds ask like devices
     threshold: float | None = None  # counts below this are not listed
     dropout: float | None = None
-    """The share of the devices that are asked and do not answer. By default none, and a tenth of
+    """The share of the devices that are asked and do not answer. By default none, and a fifth of
     those in a masked round: a plan that depends on nobody dropping out must be asked for."""
     corrupt: float = 0.1  # masked sums: share of the devices that may work with the collector
     collector: Mode = "semi_honest"
@@ -295,6 +369,11 @@ class Study:
     masked: bool = later(False)
     """Lists with trust "central": the collector sees only sums over a cohort, and is trusted to
     release only what passes the threshold."""
+    segments: tuple[str, ...] = later(())
+    """Frequencies: parts of the population with an answer each, such as locales. Devices report
+    their segment and their item as one value (`flow.segments`), so both are protected."""
+    segment_shares: tuple[float, ...] = later(())
+    """The expected share of the devices in each segment, for the plan's errors only."""
     rows: int | None = later(None)
     """Rows (hash functions) of the sketch or table that `algorithm` names; by default from the
     number of items and `failure_probability`, or the best by prediction."""
@@ -303,10 +382,24 @@ class Study:
     by prediction."""
     failure_probability: float | None = later(None)
     """The probability with which some item may err by more than `target_error`; by default
-    `sizing.RISK`."""
+    `sizing.RISK`. Lists: that with which the list, or a count, misses the threshold."""
     preset: str | None = later(None)
     """The setting of a paper's experiment, one of `PRESETS`. A file or mapping gets all keys that
     the setting fixes, and may not contradict them."""
+    count: Literal["devices", "copies"] = later("devices")
+    """Lists with trust "central": count the devices that have an item, or all of their copies, of
+    which a device sends at most `items_per_device`."""
+    repetitions: int | None = later(None)
+    """Algorithm "threshold_sampling": tables of a device, each with a sample of its own."""
+    sampling_threshold: float | None = later(None)
+    """Algorithm "threshold_sampling": a device with fewer copies of an item sends it with
+    probability copies / sampling_threshold."""
+    fragments: int | None = later(None)
+    """The puzzle of new_words: how many fragments of each position are kept, the paper's T (1,024
+    by default)."""
+    fragment_length: int | None = later(None)  # the puzzle: characters of a fragment (2)
+    fragment_share: float | None = later(None)
+    """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -346,7 +439,7 @@ class Study:
             "ask for frequencies",
         )
         need(
-            facts.data != "examples" or self.clip is not None,
+            facts.data != "examples" or self.clip is not None or self.algorithm == "diffsketch",
             f"a {self.question} study needs clip, the largest L2 norm of a device's update",
         )
         need(
@@ -374,7 +467,8 @@ class Study:
         )
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
-        for name in (*whole, "word_length", "dimensions", "top", "rows"):
+        sizes = ("word_length", "dimensions", "top", "rows", "fragments", "fragment_length")
+        for name in (*whole, *sizes, "repetitions"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")
@@ -390,9 +484,20 @@ class Study:
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
         )
         need(
+            self.fragment_share is None or 0 < self.fragment_share < 1,
+            "fragment_share must be above 0 and below 1 (a share of epsilon); "
+            f"got {self.fragment_share}",
+        )
+        need(
             self.target_error is None or 0 < self.target_error < 1,
             "target_error must be above 0 and below 1 (a share of the devices); "
             f"got {self.target_error}",
+        )
+        need(
+            self.sampling_threshold is None
+            or (self.sampling_threshold > 0 and self.sampling_threshold % 0.5 == 0),
+            "sampling_threshold must be above 0 and a multiple of 0.5; "
+            f"got {self.sampling_threshold}",
         )
         need(
             self.threshold is None or (self.threshold >= 0 and math.isfinite(self.threshold)),
@@ -404,6 +509,30 @@ class Study:
                 value is None or 0 <= value < 1,
                 f"{name} must be at least 0 and below 1; got {value}",
             )
+        self._check_segments()
+
+    def _check_segments(self) -> None:
+        names, shares = self.segments, self.segment_shares
+        require(
+            len(names) != 1 and len(set(names)) == len(names),
+            f"segments must be two or more names, each once; got {', '.join(names)}",
+            StudyError,
+        )
+        for name in names:
+            require(
+                is_segment(name),
+                f"a segment must be 1 to {LONGEST} printable characters without spaces around "
+                f"them; got {name!r}",
+                StudyError,
+            )
+        require(
+            not shares
+            or (len(shares) == len(names) and min(shares) > 0 and sum(shares) <= 1 + 1e-9),
+            "segment_shares must be one number above 0 for each of the segments, at most 1 "
+            f"together; got {', '.join(f'{share:g}' for share in shares)} for "
+            f"{len(names)} segments",
+            StudyError,
+        )
 
     def _check_preset(self) -> None:
         if self.preset is None:
@@ -448,9 +577,7 @@ class Study:
 
     def check_keys(self) -> None:
         """Raise StudyError if a key is set that has no effect on this question with this trust."""
-        if self.trust not in self.facts.keys:  # the question does not say
-            return
-        used = {*_EVERY, *self.facts.keys[self.trust], *(_MASKED if self.is_masked else ())}
+        used = self.facts.keys_with(self.trust, is_masked=self.is_masked)
         idle = [
             field.name
             for field in fields(self)
@@ -509,6 +636,9 @@ class Study:
         values = dict(keys)
         if values["epsilon"] == math.inf:
             values["epsilon"] = None
+        for name in _SEGMENTS:  # a file has lists
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if isinstance(values.get("training"), Mapping):
             values["training"] = _training(values["training"])
         return cls(**values)
@@ -534,7 +664,11 @@ class Study:
             keys = {
                 field.name: getattr(self.training, field.name) for field in fields(TrainingStudy)
             }
-            values["training"] = {name: value for name, value in keys.items() if value is not None}
+            values["training"] = {
+                name: value
+                for name, value in keys.items()
+                if value is not None and not is_silent(self.training, name)
+            }
         return {
             name: value
             for name, value in values.items()

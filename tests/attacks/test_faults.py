@@ -14,7 +14,7 @@ import pytest
 
 from checks import SEED
 from collecting import Stage, work
-from databases import execute
+from databases import dialect_of, execute
 from failing import MOST_STEPS, FailingStore, Kill, Trouble, release_in_spite_of_errors
 from marks import quick
 from masking import PHASE_SECONDS, Masking, devices, go, masking, parts
@@ -111,8 +111,7 @@ def damage(url: str, table: str, column: str, where: str = "true") -> None:
     kind = "TEXT" if table == "release" else "BLOB"
     for trigger in (f"no_UPDATE_of_{table}", f"no_change_of_{table}"):
         with suppress(StoreError):
-            on = f" ON {table}" if url.startswith("postgres") else ""
-            execute(url, f"DROP TRIGGER {trigger}{on}")
+            execute(url, dialect_of(url).drop_trigger.format(trigger=trigger, table=table))
     ((data,),) = execute(url, f"SELECT {column} FROM {table} WHERE {where}")  # noqa: S608
     text = data.encode() if kind == "TEXT" else bytes(data)
     middle = len(text) // 2
@@ -241,8 +240,8 @@ def test_a_ledger_that_does_not_fit_the_studies_is_noticed(
     assert check(str(stage.path)).problems == ()
     for verb in ("UPDATE", "DELETE", "change"):
         with suppress(StoreError):
-            on = " ON entry" if str(stage.path).startswith("postgres") else ""
-            execute(str(stage.path), f"DROP TRIGGER no_{verb}_of_entry{on}")
+            drop = dialect_of(str(stage.path)).drop_trigger
+            execute(str(stage.path), drop.format(trigger=f"no_{verb}_of_entry", table="entry"))
     execute(str(stage.path), sql)
     assert any(reason in problem for problem in check(str(stage.path)).problems)
 

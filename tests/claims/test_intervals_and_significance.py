@@ -10,7 +10,10 @@ from scipy import stats
 import sfumato
 from claims.studies import FEW, FLAT, LARGE, TINY, ZIPF, Cell, Tally, name, tally
 from marks import quick
+from sfumato import CountRelease
 from sfumato.privacy.intervals import NORMAL_95
+from sfumato.questions.registry import release_class
+from sfumato.study import QUESTIONS
 
 FALSE_ALARM = 1e-6  # of each assertion, exact binomial; sketches have a margin instead
 LEAST, SKETCHES = 0.95, 0.93  # claimed coverage, and the coverage of errors measured on placebos
@@ -101,6 +104,18 @@ GRID += [
     )
     for epsilon in epsilons
 ]
+
+
+def test_counts_of_every_question_and_trust_are_in_the_grid() -> None:
+    every = {
+        (name, trust)
+        for name, facts in QUESTIONS.items()
+        if release_class(name) is CountRelease
+        for trust in facts.planners
+    }
+    assert {(one.question, one.trust) for one in GRID} == every, (
+        "add its cells to SEARCHES and GRID"
+    )
 
 
 def check(one: Cell, runs: int) -> None:

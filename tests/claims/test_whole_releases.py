@@ -25,7 +25,9 @@ import sfumato
 from marks import quick
 from sfumato import CountRelease
 from sfumato.flow.release import MeanRelease
+from sfumato.flow.segments import pair
 from sfumato.simulation.population import Population
+from sfumato.study import QUESTIONS
 
 RUNS = 160  # of each fleet
 FALSE_ALARM = 1e-6
@@ -91,7 +93,15 @@ AUDITS = [
         dimensions=4, devices=251,
     ),
 ]  # fmt: skip
+LOCALES = [pair("en", item) for item in COMMON[:30]] + [pair("fr", item) for item in COMMON[30:]]
+SEGMENTS = {"segments": ["en", "fr"]}
+ANOTHER_SEGMENT = (fleet(*LOCALES, pair("fr", "yew")), fleet(*LOCALES, pair("en", "yew")))
+NO_SEGMENT = (fleet(*LOCALES, pair("fr", "yew")), fleet(*LOCALES, None))
 SLOW = [
+    audit("segments", "frequencies", "local", ANOTHER_SEGMENT, **SEGMENTS),
+    audit("segments, none", "frequencies", "local", NO_SEGMENT, **SEGMENTS),
+    audit("segments in sums", "frequencies", "central", NO_SEGMENT, **SEGMENTS),
+    audit("segments in masked sums", "frequencies", "secure", NO_SEGMENT, dropout=0.05, **SEGMENTS),
     audit("histogram", "histogram", "central", NAMES),
     audit("histogram of tables", "histogram", "central", NAMES, algorithm="invertible_sketch"),
     audit(
@@ -106,6 +116,15 @@ SLOW = [
         "masked names", "heavy_hitters", "central", NAMES, masked=True, dropout=0.05,
     ),
 ]  # fmt: skip
+
+
+def test_every_question_and_trust_is_audited() -> None:
+    """But training (tests/statistics/test_training.py), and a mean under masks, whose noise in
+    shares is audited in tests/statistics/test_audits.py."""
+    elsewhere = {("mean", "secure"), *(("train", trust) for trust in QUESTIONS["train"].planners)}
+    every = {(name, trust) for name, facts in QUESTIONS.items() for trust in facts.planners}
+    audited = {(one.study["question"], one.study["trust"]) for one in (*AUDITS, *SLOW)}
+    assert audited == every - elsewhere, "add an audit to AUDITS or SLOW"
 
 
 def features(release: AnyRelease) -> dict[str, float | str]:
@@ -132,8 +151,10 @@ def features(release: AnyRelease) -> dict[str, float | str]:
     estimates = data.pop("estimates")
     walk("release", data)
     for place, row in enumerate(estimates):
-        walk(f"estimate.{row.get('item', place)}", row)
-    values["estimates"] = " ".join(str(row.get("item", "")) for row in estimates)
+        walk(f"estimate.{row.get('segment', '')}.{row.get('item', place)}", row)
+    values["estimates"] = " ".join(
+        f"{row.get('segment', '')}.{row.get('item', '')}" for row in estimates
+    )
     return values
 
 
@@ -204,6 +225,22 @@ def test_an_exact_number_in_a_note_is_found() -> None:
         holders = len(one.fleets[side].chunks[0])
         return [
             features(replace(release, notes=(f"{holders} devices sent an item",)))
+            for release in one.releases(side, RUNS)
+        ]
+
+    assert epsilon_bound(leaking(0), leaking(1), 1e-3) > 1.0
+
+
+@pytest.mark.slow
+def test_an_exact_size_of_a_segment_is_found() -> None:
+    """The control: a note that says how many devices are in a segment, which a study with public
+    segments would show."""
+    one = next(one for one in SLOW if one.name == "segments")
+
+    def leaking(side: int) -> list[dict[str, float | str]]:
+        french = sum(value.startswith("fr") for value in one.fleets[side].chunks[0].to_pylist())
+        return [
+            features(replace(release, notes=(f"{french} devices are in fr",)))
             for release in one.releases(side, RUNS)
         ]
 

@@ -21,6 +21,7 @@ from sfumato.privacy import (
     best_list,
     epsilon_of,
 )
+from sfumato.privacy.noise import AT_RELEASE
 from sfumato.sketch import CountSketch, OneHot
 from sfumato.spec import digest, from_json, kinds, to_json
 from unit.privacy import exact
@@ -33,10 +34,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "listed_above": [best_list(0.25, epsilon=1.0, delta=1e-6)],
     "no_noise": [NoNoise()],
     "noise_at_release": [
-        NoiseAtRelease(noise="gaussian", scale=9.4467),
-        NoiseAtRelease(noise="gaussian", scale=1.0),
-        NoiseAtRelease(noise="laplace", scale=0.5),
-        NoiseAtRelease(noise="laplace", scale=5.0),
+        NoiseAtRelease(noise=noise, scale=scale) for noise in AT_RELEASE for scale in (1.0, 9.4467)
     ],
     "noise_in_shares": [
         NoiseInShares(scale=6.0, survivors=20, colluders=4),
@@ -77,8 +75,7 @@ def squares_stddev(mechanism: Mechanism) -> float:
     """Standard deviation of the square of a cell's noise, from the closed form of its law."""
     noise = mechanism.noise if isinstance(mechanism, NoiseAtRelease) else "skellam"
     scale = mechanism.scale if isinstance(mechanism, NoiseAtRelease) else mechanism.stddev(COUNT)
-    reach = math.ceil(45 * scale) if noise == "laplace" else math.ceil(9 * scale) + 25
-    variance, fourth = exact.moments(noise, scale, reach)
+    variance, fourth = exact.moments(noise, scale, exact.reach(noise, scale))
     return math.sqrt(fourth - variance**2)
 
 

@@ -51,11 +51,17 @@ def sketch_kinds() -> Iterator[str]:
     bounded in norm, so that they have no values or weights in common with the others
     (tests/unit/questions/test_mean.py, tests/unit/learn/test_round_table.py). Counts of items are
     left out: their tables are sparse, so that they have no shape; they keep the same laws
-    (tests/unit/sketch/test_sparse.py).
+    (tests/unit/sketch/test_sparse.py). Tables of samples are left out: they are drawn with coins
+    (tests/unit/sketch/test_sampled.py).
     """
     for kind, cls in kinds().items():
         counts = callable(getattr(cls, "encode", None)) and callable(getattr(cls, "estimate", None))
-        if counts and kind not in ("vector_sketch", "round_sketch", "item_counts"):
+        if counts and kind not in (
+            "vector_sketch",
+            "round_sketch",
+            "item_counts",
+            "sampled_tables",
+        ):
             yield kind
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, EstimateRelease, Influence, NoisedSum
+from sfumato.flow.release import EstimateRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import Mechanism
@@ -120,16 +120,12 @@ class MedianDesign(QuestionDefaults):
             median=median,
             low=low,
             high=high if below[-1] >= half + spread else NUMBERS - 1,
-            privacy=plan.privacy,
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=1,
                 bytes_per_device=traffic([self.task()])["bytes_per_device"],
-                seconds=0.0,
+                notes=participation.notes,
             ),
-            study=plan.study.to_dict(),
-            plan=plan.summary(),
-            notes=participation.notes,
         )
 
 

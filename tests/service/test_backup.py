@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from databases import Server
+from databases import DIALECTS, server_of
 from sfumato.collector.backup import backup, restore
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
@@ -20,12 +20,12 @@ STUDY = StudyRow("0a" * 16, "Popular emoji", "Which to offer", "collecting", "{}
 TASK = TaskRow("a1" * 32, STUDY.id, 0, "{}", "{}", "open", None)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=DIALECTS)
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """The URLs of a store and of its restored copy."""
-    if request.param == "sqlite":
+    server = server_of(request.param, request)
+    if server is None:
         return f"sqlite:///{tmp_path}/collector.db", f"sqlite:///{tmp_path}/restored.db"
-    server: Server = request.getfixturevalue("postgres")
     return server.empty_database(), server.empty_database()
 
 

@@ -27,17 +27,19 @@ NAMES = (
     "ingest",
     "rounds",
     "pages",
+    "server",
     "refined",
     "coverage",
     "secure",
     "plans",
+    "targets",
 )
 
 
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans")
+LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets")
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}

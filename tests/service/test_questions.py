@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from conformance.test_questions import MASKED, case
+from conformance.test_questions import case
 from marks import quick
-from questioning import NAME, Case, check_collection
+from questioning import MASKED, NAME, Case, check_collection
 from serving import settings, wait_for
 from sfumato import simulate
 from sfumato.collector import studies
 from sfumato.collector.serve import running
-from sfumato.flow.release import MeanRelease
+from sfumato.flow.release import CountRelease, MeanRelease
 from sfumato.privacy import SystemRng
 from sfumato.simulation.network_fleet import NetworkFleet
 
@@ -27,6 +27,51 @@ __all__ = ["case"]  # a fixture
 
 def test_devices_answer_it_and_a_collector_releases_it(case: Case, tmp_path: Path) -> None:
     check_collection(case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    quick(
+        [
+            {"question": "histogram", "algorithm": "threshold_sampling"},
+            {"question": "heavy_hitters", "algorithm": "threshold_sampling"},
+            {"question": "heavy_hitters", "algorithm": "invertible_sketch"},
+            {"question": "heavy_hitters", "algorithm": "sparse"},
+        ],
+        {"question": "histogram", "algorithm": "threshold_sampling"},
+        {"question": "heavy_hitters", "algorithm": "sparse"},
+    ),
+    ids=lambda keys: "-".join(keys.values()),
+)
+@pytest.mark.parametrize("masked", quick([False, True], False))
+def test_copies_that_devices_send_over_http_all_count(
+    keys: dict[str, str], masked: bool, tmp_path: Path
+) -> None:
+    """Without noise, and without coins: five devices with three oaks, and five with an elm."""
+    if masked and keys["algorithm"] == "sparse":
+        pytest.skip("sparse reports are not masked")
+    study: dict[str, Any] = {"trust": "central", "epsilon": None, "threshold": 4, "devices": 10}
+    study |= {"count": "copies", "items_per_device": 3, "word_length": 4, **keys}
+    if keys["algorithm"] == "threshold_sampling":
+        study |= {"sampling_threshold": 1.0}
+    if masked:
+        study |= {"masked": True, "dropout": 0.0, "corrupt": 0.05}
+    request = {"name": NAME, "purpose": "A test.", "study": study, "delay_seconds": 1}
+    with running(settings(tmp_path)) as collector:
+        row = studies.create(
+            collector.store, request, key=collector.key, rng=SystemRng(), now=time.time
+        )
+        key, values = bytes.fromhex(collector.public_key), [["oak"] * 3, ["elm"]] * 5
+        with NetworkFleet(collector.address, key, values, connections=4) as fleet:
+            fleet.ask(NAME)
+        over = ("released", "failed")
+        wait_for(lambda: studies.state(collector.store, row.id)["state"] in over, "the release")
+        with collector.store.reading() as tx:
+            text = tx.release(row.id)
+    assert text is not None, studies.state(collector.store, row.id)["problem"]
+    release = CountRelease.from_dict(json.loads(text))
+    counts = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+    assert counts == {"oak": 15.0, "elm": 5.0}
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from databases import ON_SERVERS, server_of
 from service.canaries import (
     CANARIES,
     DEVICES,
@@ -26,14 +27,14 @@ from sfumato.flow.report import Report, from_frames
 
 
 @pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+    scope="module",
+    params=["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ON_SERVERS)],
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run over each database, at the most detailed log level."""
     folder = tmp_path_factory.mktemp("collector")
-    store = None
-    if request.param == "postgresql":
-        store = request.getfixturevalue("postgres").empty_database()
+    server = server_of(request.param, request)
+    store = None if server is None else server.empty_database()
     with socket.socket() as probe:
         try:
             probe.bind((PEER, 0))

@@ -132,3 +132,74 @@ def test_no_other_method_opens_an_address(site: Site) -> None:
         for method in set(METHODS) - methods:
             assert site.ask(method, path, site.good).status == 405, (method, path)
     assert site.content() == before
+
+
+# Tokens for some studies only.
+
+SEES_ALL = {("GET", "/v1/ledger"), ("GET", "/metrics")}  # about all studies at once
+
+
+@dataclass
+class Two:
+    """A collector with two studies, and an analyst's token for the first one."""
+
+    site: Site
+    own: str
+    other: str
+    token: str
+
+    def ask(self, method: str, path: str, study_id: str) -> Answer:
+        return ask(
+            self.site.address, method, path.format(study_id=study_id), b"{}", token=self.token
+        )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("two")
+    with running(settings(folder)) as served:
+        _, good = tokens.create(served.store, role="admin", name="ops", days=1)
+        client = AdminClient(served.address, good)
+        own = client.create_study(STUDY)["id"]
+        other = client.create_study({**STUDY, "name": "Secret birds"})["id"]
+        row, first = tokens.create(
+            served.store, role="analyst", name="Ann", days=1, studies=["Street trees"]
+        )
+        row, token = tokens.rotate(served.store, row.id, days=1)  # and it stays for one study
+        assert row.studies == own
+        site = Site(served.address, own, good, first, {}, needing_a_token(folder))
+        yield Two(site, own, other, token)
+
+
+def test_an_analyst_of_one_study_does_not_see_that_there_is_another(two: Two) -> None:
+    """Every address that needs a token: about another study, and about one that does not exist, the
+    answers are the same to the byte. The control: an analyst of all studies gets different ones."""
+    nobodys = "0" * 32
+    for method, path in two.site.routes:
+        if "{study_id}" not in path:
+            continue
+        answers = [two.ask(method, path, study_id) for study_id in (two.other, nobodys)]
+        assert {answer.status for answer in answers} == ({404} if method == "GET" else {403})
+        assert answers[0].body == answers[1].body
+        assert answers[0].headers.keys() == answers[1].headers.keys()
+    everything = two.site.ask("GET", f"/v1/studies/{two.other}", two.site.good)
+    assert everything.status == 200
+
+
+def test_no_answer_to_an_analyst_of_one_study_names_another(two: Two) -> None:
+    for method, path in two.site.routes:
+        answer = two.ask(method, path, two.own)
+        expected = 403 if (method, path) in SEES_ALL else None
+        assert expected in (None, answer.status), (method, path)
+        for secret in (two.other, "Secret birds"):
+            assert secret.encode() not in answer.body, (method, path)
+    listed = two.ask("GET", "/v1/studies", two.own).json()["studies"]
+    assert [study["id"] for study in listed] == [two.own]
+    assert two.ask("GET", "/v1/me", two.own).json()["studies"] == [two.own]
+    assert two.ask("GET", "/v1/studies/{study_id}", two.own).status == 200
+
+
+def test_a_control_finds_both_names(two: Two) -> None:
+    body = two.site.ask("GET", "/v1/studies", two.site.good).body
+    assert b"Secret birds" in body
+    assert two.other.encode() in body

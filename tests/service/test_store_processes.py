@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from databases import Server
+from databases import server_of
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.errors import StoreError, StoreUnavailable
 
@@ -181,8 +181,7 @@ def test_acknowledged_uploads_survive_a_kill(
     with process(UPLOADER, store_url, TASK.id) as child:
         while (acknowledged := int(read_line(child))) < 50:
             pass
-        if store_url.startswith("postgresql"):
-            server: Server = request.getfixturevalue("postgres")
+        if server := server_of(store_url, request):
             server.restart()
         child.send_signal(signal.SIGKILL)
         assert child.stdout is not None

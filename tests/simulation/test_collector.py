@@ -442,8 +442,8 @@ def crashes(url: str, calls: int) -> bool:
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_every_acknowledged_report_counts_once_on_a_server(postgres_url: str, number: int) -> None:
-    run(postgres_url, f"{SEED} postgresql {number}")
+def test_every_acknowledged_report_counts_once_on_a_server(server_url: str, number: int) -> None:
+    run(server_url, f"{SEED} {server_url.partition(':')[0]} {number}")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from sfumato.privacy import (
     SeededRng,
     epsilon_of,
 )
+from sfumato.privacy.noise import AT_RELEASE
 from sfumato.sketch import CountSketch, OneHot, Sketch
 from sfumato.spec import kinds
 from unit.privacy import exact
@@ -163,3 +164,12 @@ def test_every_mechanism_with_noise_is_audited() -> None:
     assert set(mechanisms.values()) - {NoNoise, ListedAbove} == {
         type(audit.mechanism) for audit in AUDITS.values()
     }
+
+
+def test_every_noise_at_the_release_is_audited() -> None:
+    noises = {
+        audit.mechanism.noise
+        for audit in AUDITS.values()
+        if isinstance(audit.mechanism, NoiseAtRelease)
+    }
+    assert noises == set(AT_RELEASE), "add an audit, and a scale that is too small, to AUDITS"

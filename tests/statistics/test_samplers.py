@@ -11,13 +11,15 @@ import pytest
 
 from checks import SEED, assert_binomial, assert_chi_square, assert_mean
 from sfumato.privacy import (
+    Noise,
     NoiseInShares,
     SeededRng,
     SystemRng,
     discrete_gaussian,
     discrete_laplace,
-    skellam,
 )
+from sfumato.privacy.noise_kinds import NOISES
+from sfumato.privacy.samplers import sampler_of
 from unit.privacy import exact
 
 I64 = npt.NDArray[np.int64]
@@ -25,51 +27,45 @@ I64 = npt.NDArray[np.int64]
 DRAWS = 200_000
 CELLS = 100_000
 OPENDP = 40_000  # it draws one by one
-DRAW = {"gaussian": discrete_gaussian, "laplace": discrete_laplace, "skellam": skellam}
-CASES = [(noise, scale) for noise in DRAW for scale in (0.5, 1.0, 3.0, 9.4467, 40.0)]
-
-
-def reach_of(noise: str, scale: float) -> int:
-    """Beyond it lies less than 1e-18 of the law."""
-    return math.ceil(45 * scale) if noise == "laplace" else math.ceil(9 * scale) + 25
+CASES = [(noise, scale) for noise in NOISES for scale in (0.5, 1.0, 3.0, 9.4467, 40.0)]
 
 
 def assert_law(draws: I64, noise: str, scale: float) -> None:
     """The draws follow the closed form: chi-square over all values, false alarm 1e-6."""
-    reach = reach_of(noise, scale)
+    reach = exact.reach(noise, scale)
     shares = exact.masses(noise, scale, reach)
     inside = np.clip(draws.ravel(), -reach, reach) + reach
     assert_chi_square(np.bincount(inside, minlength=shares.size), shares / shares.sum())
 
 
 @pytest.mark.parametrize(("noise", "scale"), CASES)
-def test_draws_follow_the_stated_law(noise: str, scale: float) -> None:
+def test_draws_follow_the_stated_law(noise: Noise, scale: float) -> None:
     """False alarm 1e-6 (chi-square). Power: a scale off by 5% either way is missed with probability
     below 1e-10; the worst is Laplace at 40, 442 bins, noncentrality 454 against a bar of 597."""
-    assert_law(DRAW[noise](scale, DRAWS, SeededRng(SEED, 1)), noise, scale)
+    assert_law(sampler_of(noise, scale).draw(DRAWS, SeededRng(SEED, 1)), noise, scale)
 
 
 @pytest.mark.parametrize("factor", [1.05, 1 / 1.05])
 @pytest.mark.parametrize(("noise", "scale"), CASES)
-def test_a_scale_off_by_five_per_cent_is_caught(noise: str, scale: float, factor: float) -> None:
+def test_a_scale_off_by_five_per_cent_is_caught(noise: Noise, scale: float, factor: float) -> None:
     """The negative control."""
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_law(DRAW[noise](scale * factor, DRAWS, SeededRng(SEED, 2)), noise, scale)
+        assert_law(sampler_of(noise, scale * factor).draw(DRAWS, SeededRng(SEED, 2)), noise, scale)
 
 
-@pytest.mark.parametrize("noise", sorted(DRAW))
-def test_draws_from_the_system_follow_the_stated_law(noise: str) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_draws_from_the_system_follow_the_stated_law(noise: Noise) -> None:
     """False alarm 1e-6 (chi-square), every time with other words. Power: as above."""
-    assert_law(DRAW[noise](3.0, DRAWS, SystemRng()), noise, 3.0)
+    assert_law(sampler_of(noise, 3.0).draw(DRAWS, SystemRng()), noise, 3.0)
 
 
 @pytest.mark.parametrize(("noise", "scale"), [case for case in CASES if case[1] < 10])
-def test_noise_has_its_mean_and_its_variance(noise: str, scale: float) -> None:
+def test_noise_has_its_mean_and_its_variance(noise: Noise, scale: float) -> None:
     """False alarm 6e-7 each (five standard errors, from the law's own fourth moment). Power: a
     variance 10% off is missed with probability below 1e-6: the standard error is 0.45% for a
     Gaussian and at most 0.9%, for Laplace at 0.5."""
-    draws = DRAW[noise](scale, CELLS, SeededRng(SEED, 3)).astype(np.float64)
-    variance, fourth = exact.moments(noise, scale, reach_of(noise, scale))
+    draws = sampler_of(noise, scale).draw(CELLS, SeededRng(SEED, 3)).astype(np.float64)
+    variance, fourth = exact.moments(noise, scale, exact.reach(noise, scale))
     assert_mean(draws, 0.0, math.sqrt(variance), false_alarm=6e-7)
     assert_mean(draws**2, variance, math.sqrt(fourth - variance**2), false_alarm=6e-7)
 
@@ -77,16 +73,16 @@ def test_noise_has_its_mean_and_its_variance(noise: str, scale: float) -> None:
 def test_a_variance_off_by_ten_per_cent_is_caught() -> None:
     """The negative control: a scale 5% too large."""
     draws = discrete_gaussian(9.4467 * 1.05, CELLS, SeededRng(SEED, 4)).astype(np.float64)
-    variance, fourth = exact.moments("gaussian", 9.4467, reach_of("gaussian", 9.4467))
+    variance, fourth = exact.moments("gaussian", 9.4467, exact.reach("gaussian", 9.4467))
     with pytest.raises(AssertionError, match="standard errors"):
         assert_mean(draws**2, variance, math.sqrt(fourth - variance**2), false_alarm=6e-7)
 
 
-@pytest.mark.parametrize("noise", sorted(DRAW))
-def test_noise_is_as_often_above_zero_as_below(noise: str) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_is_as_often_above_zero_as_below(noise: Noise) -> None:
     """False alarm 1e-6 (exact binomial). Power: 51% above zero is missed with probability below
     1e-3, 52% with probability below 1e-6, of some 170,000 draws that are not zero."""
-    draws = DRAW[noise](3.0, DRAWS, SeededRng(SEED, 5))
+    draws = sampler_of(noise, 3.0).draw(DRAWS, SeededRng(SEED, 5))
     assert_binomial(int((draws > 0).sum()), int((draws != 0).sum()), 0.5)
 
 
@@ -98,16 +94,16 @@ def test_noise_that_leans_to_one_side_is_caught() -> None:
         assert_binomial(int((draws > 0).sum()), int((draws != 0).sum()), 0.5)
 
 
-@pytest.mark.parametrize("noise", sorted(DRAW))
-def test_neighbouring_draws_have_nothing_to_do_with_each_other(noise: str) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_neighbouring_draws_have_nothing_to_do_with_each_other(noise: Noise) -> None:
     """False alarm 1e-6 (the mean product of neighbours, whose standard deviation is the variance).
     Power: a correlation of 0.03 is missed with probability below 1e-6."""
-    draws = DRAW[noise](3.0, DRAWS, SeededRng(SEED, 7)).astype(np.float64)
-    variance, _ = exact.moments(noise, 3.0, reach_of(noise, 3.0))
+    draws = sampler_of(noise, 3.0).draw(DRAWS, SeededRng(SEED, 7)).astype(np.float64)
+    variance, _ = exact.moments(noise, 3.0, exact.reach(noise, 3.0))
     assert_mean(draws[::2] * draws[1::2], 0.0, variance)
 
 
-def opendp_draws(noise: str) -> I64:
+def opendp_draws(noise: Noise) -> I64:
     """Integers with discrete noise of scale 3, by OpenDP's own samplers."""
     dp.enable_features("contrib")
     integers = dp.vector_domain(dp.atom_domain(T=int))
@@ -120,16 +116,18 @@ def opendp_draws(noise: str) -> I64:
 
 
 def assert_same_moments(theirs: I64, ours: I64, noise: str) -> None:
-    variance, fourth = exact.moments(noise, 3.0, reach_of(noise, 3.0))
+    variance, fourth = exact.moments(noise, 3.0, exact.reach(noise, 3.0))
     assert_mean(ours - theirs, 0.0, math.sqrt(2 * variance))
     assert_mean(ours**2 - theirs**2, 0.0, math.sqrt(2 * (fourth - variance**2)))
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_moments_agree_with_those_of_opendp(noise: str) -> None:
+def test_moments_agree_with_those_of_opendp(noise: Noise) -> None:
     """False alarm 1e-6 each (normal; OpenDP draws afresh every time). Power: a scale 10% off is
     missed with probability below 1e-6 (thirteen standard errors or more)."""
-    assert_same_moments(opendp_draws(noise), DRAW[noise](3.0, OPENDP, SeededRng(SEED, 8)), noise)
+    assert_same_moments(
+        opendp_draws(noise), sampler_of(noise, 3.0).draw(OPENDP, SeededRng(SEED, 8)), noise
+    )
 
 
 def test_a_scale_that_is_not_opendps_is_caught() -> None:

@@ -23,9 +23,10 @@ from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
-from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.training import Training
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
+from sfumato.sketch import RoundSketch
 from unit.learn.test_training import parts, round_result
 
 F64 = npt.NDArray[np.float64]

@@ -183,7 +183,7 @@ def test_studies_of_plans_are_of_every_question_and_trust_but_training(load: Any
         for question, facts in QUESTIONS.items()
         for trust in facts.planners
         if question != "train"
-    }
+    }, "add a case to CASES (benchmarks/accuracy/plans.py)"
 
 
 def test_too_much_memory_is_reported(load: Any) -> None:

@@ -79,6 +79,8 @@ def test_no_algorithm_beats_the_plan_in_error_and_bytes(name: str) -> None:
         assert math.isfinite(each.error)
         assert each.plan.predicted["standard_error"] > 0
         assert each.plan.predicted["bytes_per_device"] >= each.bytes_per_device > 0
+        assert each.plan.predicted["server_seconds"] > 0
+        assert each.plan.predicted["server_bytes"] > 0
 
 
 def test_a_choice_that_is_beaten_is_noticed() -> None:
@@ -94,7 +96,7 @@ def test_every_question_and_trust_with_a_choice_is_compared() -> None:
     pairs = {tuple(name.split("/")[:2]) for name in STUDIES}
     assert pairs >= {
         (question, trust) for question, facts in QUESTIONS.items() for trust in facts.algorithms
-    }
+    }, "add a study to STUDIES"
 
 
 def test_the_chosen_alternative_is_the_plan() -> None:
@@ -125,10 +127,11 @@ def test_an_impossible_alternative_says_why() -> None:
 def test_a_comparison_prints_one_row_per_algorithm_and_a_star_at_the_chosen_one() -> None:
     lines = repr(comparison_of("frequencies/central/small")).splitlines()
     assert lines[0].split() == [
-        "algorithm", "error", "(rare)", "(middle)", "(largest)", "bytes", "up", "rounds"
+        "algorithm", "error", "(rare)", "(middle)", "(largest)", "bytes", "up", "rounds",
+        "server", "s", "server", "MB",
     ]  # fmt: skip
     assert [line[0] for line in lines[1:4]] == ["*", " ", " "]
-    assert [line.split()[-5] for line in lines[1:4]] == ["1.36", "1.36", "4.23"]
+    assert [line.split()[-7] for line in lines[1:4]] == ["1.36", "1.36", "4.23"]
     assert lines[-1].startswith("* chosen: no other has a clearly smaller error")
 
 

@@ -4,77 +4,71 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
 from sfumato import plan, simulate
+from sfumato.collector.worker.rounds import least_waiting
 from sfumato.errors import SimulationWarning, StudyError
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE
+from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.sketch.words import BYTES, codes_of, words_of
-from sfumato.study import LARGEST_COHORT, QUESTIONS, Study, Trust
+from sfumato.study import LARGEST_COHORT, PRESETS, QUESTIONS, TRUSTS, Study, Trust
 
 ITEMS = [f"tree {k}" for k in range(50)]
-OTHER: dict[str, Any] = {  # a value of each key that is not its default
-    "rounds": 2,
-    "dictionary": "trees.csv",
-    "dictionary_column": "tree",
-    "items_per_device": 3,
-    "target_error": 0.5,
-    "bytes_per_device": 100_000,
-    "cohorts": "different",
-    "threshold": 1_000.0,
-    "corrupt": 0.05,
-    "collector": "semi_malicious",
-    "daily_reports": 2,
-    "publish": "significant",
-    "alphabet": "abc",
-    "word_length": 4,
-    "adaptive": True,
-    "clip": 1.0,
-    "dimensions": 10,
-    "compression": "none",
-    "relative_error": 0.2,
-    "top": 3,
-    "masked": True,
-    "rows": 7,
-    "width": 64,
-    "failure_probability": 0.01,
-}
 PAIRS = [
     (question, trust)
     for question, facts in QUESTIONS.items()
     for trust in facts.planners
     if facts.data != "examples"
 ]
-NEEDED: dict[str, dict[str, Any]] = {"mean": {"clip": 1.0, "dimensions": 10}}
+NEEDED: dict[str, dict[str, Any]] = {"vectors": {"clip": 1.0, "dimensions": 10}}  # by the data
+
+
+def other(key: str) -> Any:
+    """A value of a key that is not its default."""
+    if key == "preset":
+        return next(iter(PRESETS))
+    hint, default = get_type_hints(Study)[key], Study.__dataclass_fields__[key].default
+    options = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal:
+            return next(value for value in get_args(option) if value != default)
+        if option is bool:
+            return not default
+        if option in (int, float, str):
+            return {int: 2, float: 0.5, str: "abc"}[option]
+    raise AssertionError(f"no value is known for {key}: {hint}")
 
 
 def study(question: str, trust: Trust, **keys: Any) -> dict[str, Any]:
     values = {"question": question, "trust": trust, "epsilon": 4.0, "devices": 3_000}
-    return values | NEEDED.get(question, {}) | keys
+    return values | NEEDED.get(QUESTIONS[question].data, {}) | keys
 
 
 def listed(question: str) -> list[str] | None:
     return ITEMS if QUESTIONS[question].dictionary == "listed" else None
 
 
-def test_every_key_is_tried() -> None:
-    names = {field.name for field in fields(Study)}
-    every = {"question", "trust", "epsilon", "delta", "devices", "dropout", "algorithm"}
-    assert names == OTHER.keys() | every | {"paper_mode", "training", "preset"}
+def test_every_key_has_an_effect_on_some_question() -> None:
+    names, used = {field.name for field in fields(Study)}, set[str]()
+    for facts in QUESTIONS.values():
+        for trust in facts.planners:
+            used |= facts.keys_with(trust, is_masked=True)
+    assert names == used, "name a key in _EVERY, or in `keys` of the questions (study.py)"
 
 
 @pytest.mark.parametrize(("question", "trust"), PAIRS)
 def test_a_key_without_effect_is_refused_by_name(question: str, trust: Trust) -> None:
-    used = {*QUESTIONS[question].keys[trust], *NEEDED.get(question, {})}
-    if trust == "secure":
-        used |= {"corrupt", "collector"}
-    for key in OTHER.keys() - used:
+    used = QUESTIONS[question].keys_with(trust, is_masked=TRUSTS[trust].is_masked)
+    for key in {field.name for field in fields(Study)} - used - {"training"}:
         with pytest.raises(StudyError, match=key) as caught:
-            plan(study(question, trust, **{key: OTHER[key]}), items=listed(question))
+            plan(study(question, trust, **{key: other(key)}), items=listed(question))
         hint = caught.value.hint
-        assert "leave" in (hint or str(caught.value)) or key == "masked"
+        assert "leave" in (hint or str(caught.value)) or key in ("masked", "algorithm")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +89,29 @@ def test_masked_sums_of_a_large_fleet_are_cut_into_cohorts_of_a_tested_size() ->
     planned = plan(keys, items=ITEMS)
     assert planned.parameters["rounds"] == 10
     assert planned.parameters["cohort"] <= LARGEST_COHORT
-    assert planned.parameters["least_survivors"] < 0.9 * planned.parameters["cohort"]
+    assert planned.parameters["least_survivors"] < 0.8 * planned.parameters["cohort"]
     assert plan(keys | {"rounds": 2}, items=ITEMS).parameters["rounds"] == 2
 
 
+@pytest.mark.parametrize("devices", [20, 100, 1_000, LARGEST_COHORT])
+def test_a_round_ends_without_a_fifth_of_its_devices(devices: int) -> None:
+    """It begins without a tenth, and ends without another tenth."""
+    design = plan(study("frequencies", "secure", devices=devices), items=ITEMS).design
+    assert isinstance(design, FrequencyDesign)
+    (task,) = design.tasks()
+    assert least_waiting(task) <= 0.9 * devices
+    assert task.min_count <= 0.8 * devices
+    task.masked_round(least_waiting(task), PLACEHOLDER_NONCE).parameters(task.min_count)
+
+
+def test_a_round_without_dropouts_begins_with_all_but_one() -> None:
+    design = plan(study("frequencies", "secure", dropout=0.0), items=ITEMS).design
+    assert isinstance(design, FrequencyDesign)
+    assert least_waiting(design.tasks()[0]) == 3_000 - 1
+
+
 def test_dropouts_are_expected_in_masked_rounds_only() -> None:
-    shares: dict[Trust, float] = {"secure": 0.1, "central": 0.0, "local": 0.0}
+    shares: dict[Trust, float] = {"secure": 0.2, "central": 0.0, "local": 0.0}
     for trust, share in shares.items():
         keys = study("frequencies", trust)
         assert Study.from_mapping(keys).expected_dropout == share

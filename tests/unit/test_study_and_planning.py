@@ -108,9 +108,9 @@ def test_sparse_reports_that_do_not_fit_are_refused_with_what_would_fit() -> Non
 
 
 def test_an_algorithm_that_the_question_does_not_have_is_refused() -> None:
-    with pytest.raises(StudyError, match="must be sparse or one_hot or count_sketch; got prefixes"):
+    with pytest.raises(StudyError, match=r"must be sparse or .* or hybrid; got prefixes"):
         planned(algorithm="prefixes")
-    with pytest.raises(StudyError, match="must be one_hot or count_sketch; got sparse"):
+    with pytest.raises(StudyError, match=r"must be one_hot or .* or hybrid; got sparse"):
         planned(algorithm="sparse", trust="secure")
     with pytest.raises(StudyError, match=r"must be hashed or .* or hadamard; got sparse"):
         planned(algorithm="sparse", trust="local")
@@ -140,18 +140,25 @@ def test_more_bytes_predict_less_error() -> None:
     assert errors == sorted(set(errors), reverse=True)
 
 
-def test_a_target_error_is_sized_by_a_pilot_between_instance_and_minimax() -> None:
+def test_a_target_error_is_sized_by_a_pilot_and_minimax_is_only_a_bound() -> None:
     plan = sketched(target_error=0.01)
     assert plan.algorithm == "two-phase count sketch"
-    assert sums_of(plan).width == sizing.minimax_width(0.01, constant=6, devices=100_000)
-    assert plan.predicted["width"] < sums_of(plan).width
+    assert plan.predicted["minimax_width"] == 1200
+    assert plan.predicted["width"] < sums_of(plan).width < 1200
     assert plan.predicted["half_width_95"] < 0.01 * 100_000
+    most = max(report_bytes(task) for task in (*sums_of(plan).tasks(), sums_of(plan).pilot()))
+    assert plan.predicted["most_bytes_per_device"] == most
 
 
-def test_without_enough_devices_for_a_pilot_the_width_is_minimax() -> None:
+def test_without_enough_devices_for_a_pilot_the_width_suffices_for_any_data() -> None:
     plan = sketched(target_error=0.04, devices=4_000, epsilon=math.inf)
-    assert sums_of(plan).pilot_devices == 0
-    assert sums_of(plan).width == math.ceil(6 * 2 / 0.04)
+    design = sums_of(plan)
+    assert design.pilot_devices == 0
+    spread = sizing.largest_spread(0.04, items=len(WORDS), risk=0.1)
+    assert spread is not None
+    width = sizing.width_for_any(spread, rows=design.rows, noise=0.0, rounds=1, gain=1)
+    assert design.width == math.ceil(width)
+    assert design.decode == "refined"
 
 
 def test_a_target_below_the_noise_is_refused_with_what_would_reach_it() -> None:
@@ -164,12 +171,20 @@ def test_a_target_below_the_noise_is_refused_with_what_would_reach_it() -> None:
         planned(target_error=0.0001, devices=enough // 2)
 
 
-def test_target_and_bytes_that_exclude_each_other_are_refused_with_either_way_out() -> None:
-    with pytest.raises(ImpossibleError, match="needs up to") as refusal:
-        sketched(target_error=0.005, bytes_per_device=2_000)
-    words = str(refusal.value.hint).split()
-    sketched(target_error=0.005, bytes_per_device=int(words[3]))
-    sketched(target_error=float(words[-1]), bytes_per_device=2_000)
+def test_without_a_pilot_target_and_bytes_that_exclude_each_other_are_refused() -> None:
+    keys: dict[str, Any] = {"target_error": 0.04, "devices": 4_000, "epsilon": math.inf}
+    with pytest.raises(ImpossibleError, match=r"needs .* bytes per device") as refusal:
+        sketched(**keys, bytes_per_device=200)
+    enough = int(str(refusal.value.hint).split()[3].rstrip(","))
+    assert sketched(**keys, bytes_per_device=enough).predicted["bytes_per_device"] == enough
+
+
+def test_with_a_pilot_the_bytes_limit_both_phases() -> None:
+    limit = 1_500
+    plan = sketched(target_error=0.005, bytes_per_device=limit)
+    design = sums_of(plan)
+    assert max(report_bytes(task) for task in (*design.tasks(), design.pilot())) <= limit
+    assert design.width < sums_of(sketched(target_error=0.005)).width
 
 
 def test_the_promise_is_what_the_ledger_will_be_charged() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path)
+_SEGMENT = click.option("--segment", help="The value's segment, for a study with segments.")
 _SPOOL_SECONDS = 1.0  # the time between two steps of a runner
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -156,8 +160,11 @@ def passcode_command(device: Device, study: str, file: Path, as_json: bool) -> N
 @device_group.command("record")
 @click.argument("study")
 @click.argument("value", default="-")
+@_SEGMENT
 @_device
-def record_command(device: Device, study: str, value: str, as_json: bool) -> None:
+def record_command(
+    device: Device, study: str, value: str, segment: str | None, as_json: bool
+) -> None:
     """Privatise a value, and keep the result to be sent later
 
     VALUE is read from a line of stdin if it is not given, so that it does not appear in the list of
@@ -167,16 +174,18 @@ def record_command(device: Device, study: str, value: str, as_json: bool) -> Non
     Example:
       echo oak | sfumato device record "Street trees" --home phone
     """
-    text = sys.stdin.readline().rstrip("\r\n") if value == "-" else value
-    outcome = str(device.record(study, text, time.time()))
+    outcome = str(device.record(study, _value(value, segment), time.time()))
     _print({"study": study, "outcome": outcome}, outcome, as_json)
 
 
 @device_group.command("join")
 @click.argument("study")
 @click.argument("value", default="-")
+@_SEGMENT
 @_device
-def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
+def join_command(
+    device: Device, study: str, value: str, segment: str | None, as_json: bool
+) -> None:
     """Take part in a masked round of a study
 
     Waits for other devices, and returns when the round is over for this one. To continue an
@@ -187,8 +196,7 @@ def join_command(device: Device, study: str, value: str, as_json: bool) -> None:
     Example:
       echo oak | sfumato device join "Street trees" --home phone
     """
-    text = sys.stdin.readline().rstrip("\r\n") if value == "-" else value
-    outcome = str(device.join(study, text, time.time()))
+    outcome = str(device.join(study, _value(value, segment), time.time()))
     _print({"study": study, "outcome": outcome}, outcome, as_json)
 
 
@@ -213,19 +221,27 @@ def send_command(device: Device, as_json: bool) -> None:
 def log_command(device: Device, as_json: bool) -> None:
     """Show the records sent and waiting, and their privacy cost
 
+    Each record is shown with the algorithm that made it, its epsilon, the sizes of its table, its
+    row and its bytes in hexadecimal: exactly what the collector gets.
+
     \b
     Example:
       sfumato device log --home phone
     """
     for entry in device.log():
+        records = [
+            {"task": task, "data": data.hex(), **device.explain(task, data)}
+            for task, data in entry.records
+        ]
         plain = {
             "state": entry.state,
             "study": entry.study,
             "day": entry.day,
-            "records": [{"task": task, "data": data.hex()} for task, data in entry.records],
+            "records": records,
             "epsilon": entry.epsilon if entry.epsilon < float("inf") else None,
         }
-        _print(plain, str(entry), as_json)
+        lines = [str(entry), *(f"  {_record_line(record)}" for record in records)]
+        _print(plain, "\n".join(lines), as_json)
 
 
 @device_group.command("delete")
@@ -246,9 +262,15 @@ def delete_command(device: Device, study: str | None, as_json: bool) -> None:
 @click.option("--spool", type=_FILE, help="Folder to read files of values from.")
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read values from lines of stdin.")
 @click.option("--once", is_flag=True, help="Do one step, and exit.")
+@click.option("--when", metavar="COMMAND", help="Fetch and send only while this command succeeds.")
 @_device
 def run_command(
-    device: Device, spool: Path | None, from_stdin: bool, once: bool, as_json: bool
+    device: Device,
+    spool: Path | None,
+    from_stdin: bool,
+    once: bool,
+    when: str | None,
+    as_json: bool,
 ) -> None:
     """Run continuously: fetch offers, record values, send reports
 
@@ -256,13 +278,17 @@ def run_command(
     from stdin. Offers are fetched about once an hour, and records are sent at random times. SIGTERM
     and Ctrl-C stop it between two steps. Prints counts of what it did to stdout.
 
+    --when is a command that tells whether the device may use the network now, by its exit code 0:
+    whether it is charging, idle, or on a network without fees.
+
     \b
     Example:
       sfumato device run --home phone --spool phone/spool --once
+      sfumato device run --home phone --spool phone/spool --when systemd-ac-power
     """
     from sfumato.device.runner import Runner
 
-    runner = Runner(device, spool=spool)
+    runner = Runner(device, spool=spool, may_send=None if when is None else _condition(when))
     if once:
         if from_stdin:
             runner.fetch_offers(time.time())
@@ -271,6 +297,32 @@ def run_command(
         _print_activity(runner.report(), as_json)
         return
     _run(runner, from_stdin, as_json)
+
+
+def _condition(command: str) -> Callable[[], bool]:
+    """Whether a command succeeds, each time it is asked; it gets no input, and prints nothing."""
+    words = shlex.split(command)
+    if not words:
+        raise SpecError("--when must be a command; got an empty one")
+
+    def succeeds() -> bool:
+        try:
+            done = subprocess.run(words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+            return done.returncode == 0
+        except OSError as problem:
+            raise SpecError(f"the command of --when cannot run: {problem.strerror}") from None
+
+    return succeeds
+
+
+def _value(value: str, segment: str | None) -> str:
+    """The value of a command, from stdin if it is "-", with its segment if it has one."""
+    text = sys.stdin.readline().rstrip("\r\n") if value == "-" else value
+    if segment is None:
+        return text
+    from sfumato.flow.segments import pair
+
+    return pair(segment, text)
 
 
 def _run(runner: Runner, from_stdin: bool, as_json: bool) -> None:
@@ -354,11 +406,27 @@ def public_key(text: str) -> bytes:
     return key
 
 
+def _record_line(record: dict[str, Any]) -> str:
+    """A record of the log in one line: how it was made, and its text."""
+    parts = record.get("parts", {"": record})
+    origins = [
+        " ".join(
+            f"{key} {part[key]}" if key != "algorithm" else f"{name} {part[key]}".strip()
+            for key in ("algorithm", "epsilon", "rows", "width")
+            if part.get(key) is not None
+        )
+        for name, part in parts.items()
+    ]
+    head = f"{record['algorithm']}: " if "parts" in record else ""
+    return f"{head}{', '.join(origins)}: {record['record']}" if any(origins) else record["record"]
+
+
 def _plain(study: OfferedStudy) -> dict[str, Any]:
     offer = study.offer
     names = (
         "study", "purpose", "question", "trust", "epsilon", "delta", "daily_reports",
         "delay_seconds", "lifetime_epsilon", "items_per_report", "closes", "masked", "passcode",
+        "segments",
     )  # fmt: skip
     terms = {name: getattr(offer, name) for name in names}
     if offer.model is not None:
@@ -389,6 +457,8 @@ def describe(study: OfferedStudy) -> str:
         )
         if offer.lifetime_epsilon is not None:
             terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in total"
+    if offer.segments:
+        terms += f"\n  it asks which of these you belong to, too: {', '.join(offer.segments)}"
     if offer.passcode:
         terms += "\n  only devices that have its passcode take part"
     state = {

@@ -30,6 +30,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
+@click.option("--segment-column", help="Column of segments, for a study with segments.")
 @click.option(
     "--devices", type=click.IntRange(min=1), help="Number of devices. Default: all in the data."
 )
@@ -73,6 +74,7 @@ def fleet_command(
     kind: str | None,
     item_column: str | None,
     device_column: str | None,
+    segment_column: str | None,
     devices: int | None,
     days: int,
     pause: float,
@@ -110,7 +112,12 @@ def fleet_command(
 
         holdings = list(vectors.load(data))[:devices]
     else:
-        population = Population.load(data, item_column=item_column, device_column=device_column)
+        population = Population.load(
+            data,
+            item_column=item_column,
+            device_column=device_column,
+            segment_column=segment_column,
+        )
         holdings = draw_holdings(population, devices, seed)
     with (
         NetworkFleet(

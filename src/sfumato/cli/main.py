@@ -140,6 +140,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--item-column", help='Column of items. Default: "item", or the first column.')
 @click.option("--device-column", help="Column that names the device of each row.")
 @click.option("--count-column", help="Column that says how many times each row counts.")
+@click.option("--segment-column", help='Column of segments. Default: "segment", if there are any.')
 @click.option(
     "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
@@ -154,6 +155,7 @@ def simulate_command(
     item_column: str | None,
     device_column: str | None,
     count_column: str | None,
+    segment_column: str | None,
     rounds: int | None,
     seed: int | None,
     ledger: Path | None,
@@ -192,6 +194,7 @@ def simulate_command(
             item_column=item_column,
             device_column=device_column,
             count_column=count_column,
+            segment_column=segment_column,
             seed=seed,
             ledger=account,
             protocol=protocol,

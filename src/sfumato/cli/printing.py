@@ -96,10 +96,26 @@ def print_release_json(release: Any) -> None:
 
 
 def print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -> None:
+    """Print the largest counts; the answers of segments side by side, as far as there is room."""
+    from rich.columns import Columns
     from rich.console import Console
+
+    answers = release.by_segment()
+    tables = [_table(answer, truth, top, name) for name, answer in answers.items()]
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(Columns(tables, padding=(1, 4)) if len(tables) > 1 else tables[0])
+    more = sum(max(0, len(answer) - top) for answer in answers.values())
+    if more:
+        click.echo(f"… and {more:,} more; --json prints all")
+    print_bill(release)
+
+
+def _table(release: Any, truth: dict[str, int] | None, top: int, title: str) -> Any:
     from rich.table import Table
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title=title or None, title_justify="left"
+    )
     table.add_column("item", overflow="fold", max_width=40)
     for name in ("count", "95% interval", *(["truth", ""] if truth is not None else [])):
         table.add_column(name, justify="right")
@@ -113,11 +129,7 @@ def print_estimates(release: Any, truth: dict[str, int] | None, top: int = 20) -
             true = truth.get(row["item"], 0)
             line += [f"{true:,}", "" if row["low"] <= true <= row["high"] else "outside"]
         table.add_row(*line)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
-    if len(release) > top:
-        click.echo(f"… and {len(release) - top:,} more; --json prints all")
-    print_bill(release)
+    return table
 
 
 def print_bill(release: Any) -> None:

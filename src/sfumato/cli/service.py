@@ -194,18 +194,29 @@ def token_group() -> None:
     show_default=True,
     help="Days until it expires.",
 )
+@click.option(
+    "--study",
+    "studies",
+    multiple=True,
+    help="Name or id of a study that an analyst may see; repeat it. Default: all studies.",
+)
 @_json
-def token_create(settings: Settings, role: Any, name: str, days: int, as_json: bool) -> None:
+def token_create(
+    settings: Settings, role: Any, name: str, days: int, studies: tuple[str, ...], as_json: bool
+) -> None:
     """Create a token and print it; it cannot be shown again
+
+    With --study, an analyst's token shows these studies only: for its owner there are no others.
 
     \b
     Example:
       export SFUMATO_TOKEN=$(sfumato token create --role admin --name ops)
+      sfumato token create --role analyst --name Ann --study "Street trees"
     """
     from sfumato.collector import tokens
 
     with _open(settings) as store:
-        row, token = tokens.create(store, role=role, name=name, days=days)
+        row, token = tokens.create(store, role=role, name=name, days=days, studies=studies)
     _print_token(row, token, as_json)
 
 
@@ -220,17 +231,15 @@ def token_list(settings: Settings, as_json: bool) -> None:
       sfumato token list
     """
     with _open(settings) as store, store.reading() as tx:
-        rows = tx.tokens()
+        rows, names = tx.tokens(), {row.id: row.name for row in tx.studies()}
     if as_json:
-        print_json(
-            [
-                {"id": row.id, "name": row.name, "role": row.role, "expires": row.expires}
-                for row in rows
-            ]
-        )
+        print_json([_token(row) for row in rows])
         return
     for row in rows:
-        click.echo(f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}")
+        line = f"{row.id}  {row.role:<7}  until {_day_of(row.expires)}  {row.name}"
+        if row.studies is not None:
+            line += f"  ({', '.join(names[study] for study in row.studies.split(','))})"
+        click.echo(line)
 
 
 @token_group.command("rotate")
@@ -285,7 +294,7 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
 def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     """Copy the store to a new file while the collector runs
 
-    Keep the signing key with the copy. For a store in PostgreSQL, use its own tools (pg_dump).
+    Keep the signing key with the copy, whose format is that of the store's database.
 
     \b
     Example:
@@ -444,9 +453,20 @@ def _print(data: dict[str, Any], line: str, as_json: bool) -> None:
         click.echo(line)
 
 
+def _token(row: TokenRow) -> dict[str, Any]:
+    studies = None if row.studies is None else row.studies.split(",")
+    return {
+        "id": row.id,
+        "name": row.name,
+        "role": row.role,
+        "expires": row.expires,
+        "studies": studies,
+    }
+
+
 def _print_token(row: TokenRow, token: str, as_json: bool) -> None:
     if as_json:
-        print_json({"id": row.id, "token": token, "role": row.role, "expires": row.expires})
+        print_json({**_token(row), "token": token})
     else:
         click.echo(token)
         until = _day_of(row.expires)

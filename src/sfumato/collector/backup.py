@@ -5,7 +5,7 @@ A copy is a snapshot. A restored one lacks everything later: acknowledged report
 in the copy. So `restore` charges and ends those, unless the operator knows that nothing was
 released; it cannot know about studies that began after the copy.
 
-A copy of an SQLite store is an SQLite file, one of a PostgreSQL store a file for `pg_restore`.
+A copy has the format of its database: an SQLite file, or one for `pg_restore`, say.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "rows": (1, 65_536),
     "width": (2, 1 << 20),
     "failure_probability": (1e-12, 1.0),
+    "fragments": (1, 65_536),
+    "fragment_length": (1, 16),
 }
 
 

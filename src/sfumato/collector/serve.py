@@ -35,7 +35,6 @@ from sfumato.collector.metrics import Metrics
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.database import database
 from sfumato.collector.store.ledger import set_budget
-from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import RoundLimits
@@ -237,9 +236,7 @@ def check(settings: Settings) -> None:
     _load_certificate(settings)
     if (key := Path(settings.signing_key)).exists():
         keys.read(key)
-    place = database(settings.store)
-    if not isinstance(place, Sqlite) or place.path.exists():
-        place.connect().close()
+    database(settings.store).is_empty()  # connects, unless there is no file
 
 
 def work(settings: Settings) -> None:

@@ -114,7 +114,7 @@ def create(
     planned = plan(study, items=request.items)
     seeded = planned.design.with_seed(rng)
     planned = replace(planned, design=seeded.question)
-    if dictionary is None and planned.dictionary is not None:  # the planner has created one
+    if planned.dictionary is not None:  # the planner may have crossed it with segments
         body = to_lines(planned.dictionary)
         dictionary_digest = hashlib.sha256(body).hexdigest()
     terms = Terms(
@@ -197,6 +197,7 @@ def next_task(
         closes=terms.closes,
         model=None if model is None else question.model_terms(model, number),
         passcode=terms.passcode,
+        segments=planned.study.segments,
     )
     devices = question.closing_count(task, answering=1 - planned.study.expected_dropout)
     task_row = TaskRow(

@@ -2,20 +2,21 @@
 
 A token is `sfu_` and 32 random bytes in base64url. The store keeps only its SHA-256, so a copy of
 the store contains no token; a lookup by this digest has no timing that depends on the token. An
-admin may do everything that an analyst may. Devices have no tokens.
+admin may do everything that an analyst may. An analyst's token may be for some studies only: for
+its owner there are no others. Devices have no tokens.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Literal, get_args
 
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.store import Store, TokenRow
+from sfumato.collector.store.store import Store, TokenRow, Transaction
 from sfumato.errors import SpecError
 from sfumato.spec import require
 
@@ -33,19 +34,31 @@ def create(
     role: Role,
     name: str,
     days: int,
+    studies: Sequence[str] = (),
     now: Callable[[], float] = time.time,
 ) -> tuple[TokenRow, str]:
-    """Create a token; return its row and the token, which is not stored and never shown again."""
+    """Create a token; return its row and the token, which is not stored and never shown again.
+
+    `studies` are the names or ids of those that an analyst may see; without any, all of them.
+    """
     require(
         name.isprintable() and name.strip() != "" and len(name) <= 100,
         "name must be 1 to 100 characters on one line; it says whose token it is",
     )
     require(1 <= days <= LONGEST_DAYS, f"days must be 1 to {LONGEST_DAYS}; got {days}")
-    token = PREFIX + secrets.token_urlsafe(32)
-    row = TokenRow(
-        id=secrets.token_hex(8), name=name, role=role, expires=int(now()) + days * _DAY_SECONDS
+    require(
+        not studies or role == "analyst",
+        f"only an analyst's token can be for some studies; got the role {role}",
     )
+    token = PREFIX + secrets.token_urlsafe(32)
     with store.transaction() as tx:
+        row = TokenRow(
+            id=secrets.token_hex(8),
+            name=name,
+            role=role,
+            expires=int(now()) + days * _DAY_SECONDS,
+            studies=",".join(_study_id(tx, study) for study in studies) or None,
+        )
         tx.add_token(row, digest(token))
     return row, token
 
@@ -53,8 +66,8 @@ def create(
 def rotate(
     store: Store, token_id: str, *, days: int, now: Callable[[], float] = time.time
 ) -> tuple[TokenRow, str]:
-    """Replace a token by a new one of the same name and role; the old one is refused from now on,
-    and its sessions end."""
+    """Replace a token by a new one of the same name, role and studies; the old one is refused from
+    now on, and its sessions end."""
     require(1 <= days <= LONGEST_DAYS, f"days must be 1 to {LONGEST_DAYS}; got {days}")
     token = PREFIX + secrets.token_urlsafe(32)
     expires = int(now()) + days * _DAY_SECONDS
@@ -86,6 +99,19 @@ def authorise(store: Store, token: str | None, role: Role, *, now: float) -> Tok
     if row.role not in ROLES[ROLES.index(role) :]:
         raise Problem("forbidden", hint=f"use a token with the role {role}")
     return row
+
+
+def require_all_studies(studies: str | None) -> None:
+    """Raise Problem unless a token with these studies may see what is about all of them."""
+    if studies is not None:
+        raise Problem("forbidden", hint="use a token that is not for some studies only")
+
+
+def _study_id(tx: Transaction, study: str) -> str:
+    row = tx.study(study) or tx.study_by_name(study)
+    if row is None:
+        raise SpecError(f"there is no study {study!r}", hint="give its name or its id")
+    return row.id
 
 
 def _no_token(token_id: str) -> SpecError:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sfumato.collector.problems import Problem
+from sfumato.dashboard import fields
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _NAMES = frozenset(
@@ -49,7 +50,8 @@ async def asset(request: Request) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return (resources.files("sfumato.dashboard") / "static" / name).read_bytes()
+    content = (resources.files("sfumato.dashboard") / "static" / name).read_bytes()
+    return content + fields.style().encode() if name == "dashboard.css" else content
 
 
 @cache

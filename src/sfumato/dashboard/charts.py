@@ -18,6 +18,7 @@ class Estimate:
     low: float
     high: float
     is_significant: bool  # whether some device has the item, at the release's level
+    segment: str = ""  # if the study has segments
 
     @property
     def half_width(self) -> float:
@@ -34,15 +35,16 @@ def estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
             low=row["low"],
             high=row["high"],
             is_significant=row.get("significant", True),
+            segment=row.get("segment", ""),
         )
         for row in rows
         if row["low"] is not None  # not in the `top` of a mean
     ]
 
 
-def largest(values: Sequence[Estimate], *, is_mean: bool) -> list[Estimate]:
-    """The estimates to draw: the largest counts, or the coordinates farthest from 0."""
-    return sorted(values, key=lambda each: -abs(each.value) if is_mean else -each.value)[:TOP]
+def largest(values: Sequence[Estimate], *, are_counts: bool) -> list[Estimate]:
+    """The estimates to draw: the largest counts, or the numbers farthest from 0."""
+    return sorted(values, key=lambda each: -each.value if are_counts else -abs(each.value))[:TOP]
 
 
 def bars(values: Sequence[Estimate], *, axis: str) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import hashlib
 import tempfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 from starlette.responses import RedirectResponse, Response
@@ -17,13 +16,22 @@ from starlette.responses import RedirectResponse, Response
 from sfumato import files
 from sfumato.collector import requests, studies
 from sfumato.collector.problems import Problem
+from sfumato.dashboard.fields import (
+    GROUPS,
+    TRUST_TEXTS,
+    Field,
+    applies,
+    questions,
+    texts_of,
+    trusts,
+)
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.visits import HOME, Visit, sign_in_required
 from sfumato.errors import DataError, SfumatoError, StudyError
 from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import canonical
-from sfumato.study import QUESTIONS, TRUSTS, number
+from sfumato.study import QUESTIONS, number
 
 _LARGE_FIELDS = ("items", "dictionary")
 
@@ -125,25 +133,12 @@ def _page(
         digest=digest,
         is_changed=is_changed,
         groups=GROUPS,
-        questions={name: QUESTION_TEXTS.get(name, (name, "")) for name in questions()},
+        questions={name: texts_of(name) for name in questions()},
         trusts={name: TRUST_TEXTS[name] for name in trusts()},
         trusts_of=trusts,
     )
 
 
-For = Literal[
-    "",
-    "local",
-    "reports",
-    "sums",
-    "tables",
-    "frequencies",
-    "counts",
-    "bytes",
-    "words",
-    "vectors",
-    "mean",
-]
 _DAY_ZERO = date(1970, 1, 1)
 _TERMS = (  # of the request, not of the study
     "delay_seconds",
@@ -154,99 +149,6 @@ _TERMS = (  # of the request, not of the study
     "passcode_digest",
 )
 
-QUESTION_TEXTS = {
-    "frequencies": ("Frequencies", "How common is each item of a list?"),
-    "new_words": ("New words", "Which words that are not in a list are common?"),
-    "heavy_hitters": ("Heavy hitters", "Which items are common, without a list of them?"),
-    "histogram": ("Histogram", "Which items exist, and how common is each?"),
-    "mean": ("Mean", "What is the mean of the devices' vectors?"),
-    "train": ("Model", "Train a model on the devices' examples. Add a [training] table as TOML."),
-}
-TRUST_TEXTS = {
-    "local": ("Local", "No trust needed: devices randomise their reports."),
-    "secure": ("Secure", "The collector sees only sums; devices add the noise in shares."),
-    "central": ("Central", "The collector sees the reports and adds the noise."),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the form, named as the key of a study or of its terms."""
-
-    name: str
-    label: str
-    hint: str
-    kind: Literal["whole", "number", "text", "date"] = "whole"
-    example: str = ""
-    only: For = ""  # the trusts or questions that it is for
-
-
-PROMISE = (
-    Field("epsilon", "Epsilon", "Smaller is more private.", "number", "1"),
-    Field("delta", "Delta", "Failure probability.", "number", "1e-6", "sums"),
-    Field("daily_reports", "Daily reports", "Per device.", example="1", only="local"),
-    Field("lifetime_epsilon", "Lifetime epsilon", "Total per device.", "number", only="local"),
-)
-POPULATION = (
-    Field("devices", "Devices", "Expected number of devices.", example="100000"),
-    Field(
-        "items_per_device", "Items per device", "Contribution bound.", example="1", only="tables"
-    ),
-    Field("rounds", "Rounds", "Each has its own devices.", example="1", only="counts"),
-    Field("dropout", "Dropout", "Share that will not answer.", "number", "0"),
-)
-ANSWER = (
-    Field("threshold", "Threshold", "Smallest count to list.", "number", only="counts"),
-    Field(
-        "target_error",
-        "Target error",
-        "As a share of the devices.",
-        "number",
-        "0.01",
-        "frequencies",
-    ),
-    Field("bytes_per_device", "Bytes per device", "Most to send.", only="bytes"),
-    Field(
-        "failure_probability",
-        "Failure probability",
-        "Of the target error.",
-        "number",
-        "0.1",
-        "frequencies",
-    ),
-    Field("algorithm", "Algorithm", "Chosen by the plan if empty.", "text", only="frequencies"),
-    Field("rows", "Rows", "Of the algorithm's table.", only="frequencies"),
-    Field("width", "Width", "Cells in each row.", only="frequencies"),
-    Field("preset", "Preset", "A paper's setting.", "text", "apple-emoji-2017", "frequencies"),
-    Field("word_length", "Word length", "Longer words are cut.", example="10", only="words"),
-    Field("alphabet", "Alphabet", "Characters of words.", "text", only="words"),
-    Field("clip", "Clip", "Longest norm. Mean: measured if empty.", "number", only="vectors"),
-    Field("dimensions", "Dimensions", "Length of a vector.", example="1000", only="mean"),
-)
-TERMS = (
-    Field("delay_seconds", "Delay (seconds)", "Longest delay of a report.", example="86400"),
-    Field("closes", "Closes", "Last day for reports.", "date"),
-    Field("open_seconds", "Open (seconds)", "Even if it is full.", only="reports"),
-    Field("minimum", "Minimum", "Reports that suffice then.", only="reports"),
-)
-GROUPS = (
-    ("Privacy", PROMISE),
-    ("Devices", POPULATION),
-    ("Answer", ANSWER),
-    ("Collection", TERMS),
-)
-
-
-def questions() -> list[str]:
-    """The questions that a collector answers, in the order of the form."""
-    return [name for name, facts in QUESTIONS.items() if facts.collected]
-
-
-def trusts(question: str | None = None) -> list[str]:
-    """The trusts with which a collector answers a question, or any question."""
-    rows = [QUESTIONS[question]] if question else list(QUESTIONS.values())
-    return [name for name in TRUSTS if any(name in facts.collected for facts in rows)]
-
 
 def request_of(form: Form) -> dict[str, Any]:
     """The request in a form; keys of its TOML override its fields.
@@ -256,7 +158,11 @@ def request_of(form: Form) -> dict[str, Any]:
     toml = _toml(form.text("toml"))
     keys: dict[str, Any] = {name: form.text(name) for name in ("question", "trust")} | toml
     for field in (field for _, group in GROUPS for field in group):
-        if field.name not in toml and applies(field, keys) and form.text(field.name):
+        if (
+            field.name not in toml
+            and applies(field, keys["question"], keys["trust"])
+            and form.text(field.name)
+        ):
             keys[field.name] = _value(field, form.text(field.name))
     terms = {name: keys.pop(name) for name in _TERMS if name in keys}
     return {
@@ -307,27 +213,6 @@ def _read(file: File) -> list[str]:
 def _lists_items(keys: Mapping[str, Any]) -> bool:
     facts = QUESTIONS.get(str(keys["question"]))
     return facts is not None and facts.dictionary != "none"
-
-
-def applies(field: Field, keys: Mapping[str, Any]) -> bool:
-    """Whether a field is for this question and trust; the page's style hides it if not."""
-    facts, trust = QUESTIONS.get(str(keys["question"])), TRUSTS.get(keys["trust"])
-    if facts is None or trust is None:
-        return True  # planning raises the error
-    is_items = facts.data == "items"
-    return {
-        "": True,
-        "local": trust.is_local,
-        "reports": not trust.is_masked,
-        "sums": not trust.is_local,
-        "tables": not trust.is_local and is_items,
-        "frequencies": facts.dictionary == "listed",
-        "counts": is_items and facts.dictionary != "known",
-        "bytes": facts.data != "examples" and facts.dictionary != "known",
-        "words": is_items and facts.dictionary != "listed",
-        "vectors": not is_items,
-        "mean": facts.data == "vectors",
-    }[field.only]
 
 
 def _value(field: Field, text: str) -> Any:

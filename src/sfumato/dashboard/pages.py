@@ -11,10 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from sfumato.collector import studies
+from sfumato.collector import studies, tokens
 from sfumato.collector.http.service import service_of
 from sfumato.collector.problems import Problem
-from sfumato.dashboard import charts, queries, sessions
+from sfumato.dashboard import charts, fields, queries, sessions
 from sfumato.dashboard.queries import StudyView
 from sfumato.dashboard.rendering import page, rows
 from sfumato.dashboard.visits import (
@@ -88,7 +88,9 @@ async def sign_out(visit: Visit) -> Response:
 
 @sign_in_required()
 async def study_list(visit: Visit) -> Response:
-    summaries = await visit.service.show(queries.study_summaries, visit.service.store)
+    summaries = await visit.service.show(
+        queries.study_summaries, visit.service.store, visit.session.token
+    )
     is_live = any(summary.is_alive for summary in summaries)
     return visit.page("studies.html", summaries=summaries, is_live=is_live)
 
@@ -110,25 +112,34 @@ async def study(visit: Visit) -> Response:
         retention_days=visit.service.settings.retention_days,
         release=view.release,
         comparisons=queries.comparisons(state, view.release),
-        rows=rows(tuple(view.estimates[first : first + PAGE_ROWS]), is_mean=view.is_mean),
+        columns=view.columns,
+        keys=fields.SETTINGS,
+        rows=rows(
+            tuple(view.estimates[first : first + PAGE_ROWS]),
+            has_significance="significant" in view.columns,
+        ),
         last=min(first + PAGE_ROWS, total),
         total=total,
         first=first,
         number=number,
         pages=pages,
-        top=min(charts.TOP, total),
-        has_paler_bars=not all(each.is_significant for each in view.chart_estimates),
+        charts={name: len(view.chart_estimates(name)) for name in view.segments},
+        has_paler_bars=not all(
+            each.is_significant for name in view.segments for each in view.chart_estimates(name)
+        ),
         endings=[] if view.release is None else _endings(view.release),
     )
 
 
 @sign_in_required()
 async def chart(visit: Visit) -> Response:
-    """The chart of a release, for the page's script."""
-    view = await _study_view(visit)
+    """The chart of a release, or of one of its segments, for the page's script."""
+    view, segment = await _study_view(visit), visit.request.query_params.get("segment", "")
     view.require_release()
-    axis = "mean" if view.is_mean else "reports"
-    return JSONResponse(charts.bars(view.chart_estimates, axis=axis))
+    if segment not in view.segments:
+        raise Problem("not-found")
+    axis = "reports" if "count" in view.columns else "mean" if "mean" in view.columns else "value"
+    return JSONResponse(charts.bars(view.chart_estimates(segment), axis=axis))
 
 
 @sign_in_required()
@@ -173,13 +184,14 @@ async def retry(visit: Visit) -> Response:
 
 @sign_in_required()
 async def ledger(visit: Visit) -> Response:
+    tokens.require_all_studies(visit.session.token.studies)
     view = await visit.service.show(queries.ledger_view, visit.service.store)
     return visit.page("ledger.html", ledger=view)
 
 
 @sign_in_required()
 async def costs(visit: Visit) -> Response:
-    bills = await visit.service.show(queries.bills, visit.service.store)
+    bills = await visit.service.show(queries.bills, visit.service.store, visit.session.token)
     return visit.page("costs.html", bills=bills)
 
 
@@ -189,6 +201,9 @@ async def not_found(request: Request) -> Response:
 
 
 async def _study_view(visit: Visit) -> StudyView:
+    """The study, if the person may see it; otherwise the answer is as if there were none."""
+    if not visit.session.token.may_see(visit.study_id):
+        raise Problem("unknown-study")
     return await visit.service.show(queries.study_view, visit.service.store, visit.study_id)
 
 

@@ -15,7 +15,14 @@ import numpy as np
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price, spent_by
-from sfumato.collector.store.store import FaultRow, Store, StudyRow, TaskRow, Transaction
+from sfumato.collector.store.store import (
+    FaultRow,
+    Store,
+    StudyRow,
+    TaskRow,
+    TokenRow,
+    Transaction,
+)
 from sfumato.collector.studies import terms_of
 from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
@@ -44,11 +51,11 @@ class StudySummary:
         return self.row.state in studies.ALIVE
 
 
-def study_summaries(store: Store) -> list[StudySummary]:
-    """Every study: active ones first, and the newest first among each."""
+def study_summaries(store: Store, token: TokenRow) -> list[StudySummary]:
+    """Every study that the token may see: active ones first, and the newest first among each."""
     with store.reading() as tx:
-        faults = tx.faults()
-        summaries = [_summary(tx, row, faults.get(row.id)) for row in reversed(tx.studies())]
+        rows, faults = reversed(tx.studies()), tx.faults()
+        summaries = [_summary(tx, row, faults.get(row.id)) for row in rows if token.may_see(row.id)]
     return sorted(summaries, key=lambda summary: not summary.is_alive)
 
 
@@ -91,13 +98,20 @@ class StudyView:
     estimates: Sequence[Estimate]
 
     @property
-    def is_mean(self) -> bool:
-        return QUESTIONS[self.state["study"]["question"]].data == "vectors"
+    def columns(self) -> Sequence[str]:
+        """The names of the columns of the estimates."""
+        rows = self.release.get("estimates") if self.release else None  # a model has none
+        return list(rows[0]) if rows else []
 
     @property
-    def chart_estimates(self) -> list[Estimate]:
-        """The estimates in the chart."""
-        return charts.largest(self.estimates, is_mean=self.is_mean)
+    def segments(self) -> Sequence[str]:
+        """The names of the charts: the study's segments, or an empty name."""
+        return tuple(self.state["study"].get("segments", ("",)))
+
+    def chart_estimates(self, segment: str) -> list[Estimate]:
+        """The estimates in the chart of a segment."""
+        own = [each for each in self.estimates if each.segment == segment]
+        return charts.largest(own, are_counts="count" in self.columns)
 
     def require_release(self) -> Mapping[str, Any]:
         """The release; Problem if there is none."""
@@ -307,10 +321,10 @@ class Bill:
         return self.bytes_per_report * self.summary.reports
 
 
-def bills(store: Store) -> list[Bill]:
+def bills(store: Store, token: TokenRow) -> list[Bill]:
     """Everything that the page of costs shows."""
     rows = []
-    for summary in study_summaries(store):
+    for summary in study_summaries(store, token):
         predicted = summary.plan["plan"]["predicted"]
         per_device = predicted["bytes_per_device"]
         per_report = predicted.get("bytes_per_round", per_device)  # training has many rounds

@@ -40,9 +40,11 @@ def page(template: str, *, status: int = 200, **values: Any) -> Response:
 
 
 @lru_cache(maxsize=32)  # long tables take long to render, and a release does not change
-def rows(estimates: tuple[Estimate, ...], *, is_mean: bool) -> str:
+def rows(estimates: tuple[Estimate, ...], *, has_significance: bool) -> str:
     """Estimates as rows of an HTML table."""
-    return _TEMPLATES.get_template("values.html").render(estimates=estimates, is_mean=is_mean)
+    return _TEMPLATES.get_template("values.html").render(
+        estimates=estimates, has_significance=has_significance
+    )
 
 
 def count(value: float) -> str:

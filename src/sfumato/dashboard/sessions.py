@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from sfumato.collector import tokens
-from sfumato.collector.store.store import Store
+from sfumato.collector.store.store import Store, TokenRow
 from sfumato.collector.tokens import ROLES, Role
 
 COOKIE = "sfumato_session"
@@ -23,9 +23,16 @@ LONGEST_SECONDS = 12 * 3_600
 class Session:
     """The session of a person who is signed in."""
 
-    person: str  # the name of the token
-    role: str
+    token: TokenRow
     csrf: str = field(repr=False)  # in every form of the session, and unknown to other sites
+
+    @property
+    def person(self) -> str:
+        return self.token.name
+
+    @property
+    def role(self) -> str:
+        return self.token.role
 
     def may(self, role: Role) -> bool:
         return self.role in ROLES[ROLES.index(role) :]
@@ -56,7 +63,7 @@ def find(store: Store, name: str, *, now: float) -> Session | None:
     if row is None or min(row[1], row[0].expires) <= now:
         return None
     token, _ = row
-    return Session(token.name, token.role, csrf_of(name))
+    return Session(token, csrf_of(name))
 
 
 def end(store: Store, name: str) -> None:

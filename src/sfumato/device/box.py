@@ -12,6 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
 from sfumato.device.offers import Offer, offer_from_text
 from sfumato.device.outbox import Outbox
 from sfumato.errors import (
@@ -25,6 +28,9 @@ from sfumato.errors import (
 from sfumato.flow.task import Task
 from sfumato.spec import canonical, to_json
 
+BOX_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_SEAL_CONTEXT = b"sfumato box v1\0"  # so that the key opens nothing else
 WAIT_SECONDS = 30.0  # how long to wait for another process that has the box open
 TABLES = (
     "CREATE TABLE IF NOT EXISTS state (only INTEGER PRIMARY KEY CHECK (only = 1), text TEXT)",
@@ -88,15 +94,44 @@ class Box(Protocol):
     def close(self) -> None: ...
 
 
+class _Seal:
+    """Seals parts of a box with a key, each for its place: ChaCha20-Poly1305 with a random nonce.
+
+    Two of the nonces of a key are equal with a probability below 2**-32 after 2**32 writes, one per
+    second for 136 years.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if not isinstance(key, bytes) or len(key) != BOX_KEY_BYTES:
+            raise SpecError(f"a box's key must be {BOX_KEY_BYTES} bytes; got something else")
+        self._cipher = ChaCha20Poly1305(key)
+
+    def close(self, place: str, data: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, data, _SEAL_CONTEXT + place.encode())
+
+    def open(self, place: str, sealed: bytes) -> bytes:
+        """The data that was sealed for this place; InvalidTag if it is another, or has changed."""
+        nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+        return self._cipher.decrypt(nonce, data, _SEAL_CONTEXT + place.encode())
+
+
 class SqliteBox:
     """A box in a file that only its owner may read. Data is on disk when a transaction returns.
 
     Several processes may share one; their transactions wait for each other. Deleted bytes are
     overwritten.
+
+    With a `key` of 32 bytes, such as one from the platform's keystore, the state and unfinished
+    rounds are sealed: nobody can read or change them without it. `seal` seals a box that was
+    written without a key. Not sealed are what everybody can download (dictionaries, models) and the
+    names of studies with an unfinished round; and an older copy of the file is a valid box, as
+    before.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, key: bytes | None = None) -> None:
         self._path = str(path)
+        self._seal = None if key is None else _Seal(key)
         with self._as_store_errors():
             with suppress(FileExistsError):  # opening and closing it would release its locks
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -109,9 +144,28 @@ class SqliteBox:
                 self._connection.execute("PRAGMA secure_delete = ON")
                 for table in TABLES:
                     self._connection.execute(table)
+            self.read()  # raises if the key is another
         except StoreError:
             self._connection.close()
             raise
+
+    @classmethod
+    def seal(cls, path: Path | str, key: bytes) -> None:
+        """Seal a box that was written without a key: once, when an app starts to use one."""
+        seal, box = _Seal(key), cls(path)
+        try:
+            with box.transaction():
+                state = box.read()
+                studies = box._connection.execute("SELECT study FROM round").fetchall()
+                rounds = {study: box.round(study) for (study,) in studies}
+                box._seal = seal
+                if state is not None:
+                    box.write(state)
+                for study, progress in rounds.items():
+                    assert progress is not None  # just listed, in this transaction
+                    box.keep_round(study, *progress)
+        finally:
+            box.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -129,11 +183,13 @@ class SqliteBox:
     def read(self) -> str | None:
         with self._as_store_errors():
             row = self._connection.execute("SELECT text FROM state").fetchone()
-        return None if row is None else str(row[0])
+        return None if row is None else self._opened("state", row[0]).decode()
 
     def write(self, state: str) -> None:
         with self._as_store_errors():
-            self._connection.execute("REPLACE INTO state VALUES (1, ?)", (state,))
+            self._connection.execute(
+                "REPLACE INTO state VALUES (1, ?)", (self._sealed("state", state),)
+            )
 
     def dictionary(self, digest: str) -> bytes | None:
         with self._as_store_errors():
@@ -157,11 +213,21 @@ class SqliteBox:
             row = self._connection.execute(
                 "SELECT state, message FROM round WHERE study = ?", (study,)
             ).fetchone()
-        return None if row is None else (str(row[0]), bytes(row[1]))
+        if row is None:
+            return None
+        state, message = row
+        text = self._opened(f"round of {study}", state).decode()
+        if self._seal is not None:
+            message = self._opened(f"message of {study}", message)
+        return text, bytes(message)
 
     def keep_round(self, study: str, state: str, message: bytes) -> None:
+        parts = (
+            self._sealed(f"round of {study}", state),
+            self._sealed(f"message of {study}", message),
+        )
         with self._as_store_errors():
-            self._connection.execute("REPLACE INTO round VALUES (?, ?, ?)", (study, state, message))
+            self._connection.execute("REPLACE INTO round VALUES (?, ?, ?)", (study, *parts))
 
     def drop_round(self, study: str) -> None:
         with self._as_store_errors():
@@ -196,6 +262,29 @@ class SqliteBox:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _sealed(self, place: str, value: str | bytes) -> str | bytes:
+        """The value as the file has it."""
+        if self._seal is None:
+            return value
+        return self._seal.close(place, value.encode() if isinstance(value, str) else value)
+
+    def _opened(self, place: str, value: str | bytes) -> bytes:
+        """The value in the file: text, or bytes if it is sealed."""
+        if self._seal is None and isinstance(value, str):
+            return value.encode()
+        try:
+            if self._seal is not None and isinstance(value, bytes):
+                return self._seal.open(place, value)
+        except (InvalidTag, ValueError):  # ValueError: it is too short
+            pass
+        raise StoreError(
+            f"the device's box at {self._path} must be "
+            + ("opened with its key" if self._seal is None else "sealed with this key")
+            + f"; it is {'sealed' if isinstance(value, bytes) else 'not sealed'}",
+            hint="if it was always open, SqliteBox.seal seals it; if it was sealed, somebody may "
+            "have changed it",
+        )
 
     @contextmanager
     def _as_store_errors(self) -> Iterator[None]:
@@ -316,6 +405,7 @@ class State:
     retries: dict[str, Retry] = field(default_factory=dict)  # by task
     contributions: dict[str, Contribution] = field(default_factory=dict)  # by campaign
     passcodes: dict[str, str] = field(default_factory=dict)  # by study
+    tasks: dict[str, str] = field(default_factory=dict)  # by id, in JSON: those of records
 
     def may_contribute(self, offer: Offer, task: Task) -> bool:
         """Whether a table for this task keeps the device within the study's contribution bound.
@@ -348,7 +438,10 @@ class State:
                 del self.contributions[_campaign(offer, task)]
 
     def to_json(self) -> str:
-        passcodes = {"passcodes": self.passcodes} if self.passcodes else {}
+        present = self.outbox.task_ids()
+        tasks = {task_id: text for task_id, text in self.tasks.items() if task_id in present}
+        # States of older versions do not have them:
+        later = {"passcodes": self.passcodes, "tasks": tasks}
         return canonical(
             {
                 "version": VERSION,
@@ -363,7 +456,7 @@ class State:
                     campaign: [each.study, each.cohort, sorted(each.tasks)]
                     for campaign, each in self.contributions.items()
                 },
-                **passcodes,  # states of older versions do not have them
+                **{name: values for name, values in later.items() if values},
             }
         )
 
@@ -386,6 +479,7 @@ class State:
                     for campaign, (study, cohort, tasks) in data["contributed"].items()
                 },
                 passcodes=dict(data.get("passcodes", {})),
+                tasks=dict(data.get("tasks", {})),
             )
         except (*_UNREADABLE, SpecError, OfferError):  # the cause is hidden: it might show a record
             raise SpecError(

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from sfumato.device import client, passcodes
 from sfumato.device.box import Box, Retry, SqliteBox, State
 from sfumato.device.client import Http, Send
+from sfumato.device.log import explain
 from sfumato.device.offers import Offer, verify
 from sfumato.device.outbox import DAY_SECONDS, LogEntry, Outcome, OutgoingRecord
 from sfumato.device.private import Value, masked_table, none_privatiser, privatiser
@@ -26,6 +26,7 @@ from sfumato.flow.model_terms import ModelTerms
 from sfumato.flow.report import WIRE_VERSION, Report
 from sfumato.flow.task import Task
 from sfumato.privacy import ListedAbove, Mechanism, Rng, SystemRng
+from sfumato.spec import from_json, to_json
 
 FIRST_RETRY = 30.0  # the longest wait, in seconds, before the second try; it doubles each time
 LONGEST_RETRY = 21_600.0
@@ -100,9 +101,18 @@ class Device:
         self.refused: tuple[str, ...] = ()  # why offers of the last fetch were refused
 
     @classmethod
-    def open(cls, path: Path | str, server: str, key: bytes, **options: Any) -> Device:
-        """The device whose box is the SQLite file at `path`; `options` are those of `Http`."""
-        return cls(SqliteBox(path), Http(server, **options), key)
+    def open(
+        cls,
+        path: Path | str,
+        server: str,
+        key: bytes,
+        *,
+        box_key: bytes | None = None,
+        **options: Any,
+    ) -> Device:
+        """The device whose box is the SQLite file at `path`, sealed with `box_key` if it is given
+        (`SqliteBox`); `options` are those of `Http`."""
+        return cls(SqliteBox(path, box_key), Http(server, **options), key)
 
     def offers(self, now: float) -> list[OfferedStudy]:
         """Fetch the collector's open studies, and accept the offers that its key signed.
@@ -189,6 +199,8 @@ class Device:
             if offer.task.is_masked:
                 return SkipReason.NOT_ASKED_FOR
             task, outbox, rule = offer.task, state.outbox, offer.rule
+            if task.id not in state.tasks:
+                state.tasks[task.id] = to_json(task)
             privatise = privatiser(offer, value, self._places(offer))
             if not isinstance(task, Task):
                 outcome = outbox.take_part(rule, none_privatiser(task), now=now, rng=self._rng)
@@ -309,6 +321,12 @@ class Device:
     def log(self) -> list[LogEntry]:
         """The records that were sent, are on the way or are waiting, for the user to see."""
         return self._peek().outbox.log()
+
+    def explain(self, task_id: str, data: bytes) -> dict[str, Any]:
+        """How a record in the log was made, and what it says (`log.explain`); only its bytes if an
+        older version recorded it."""
+        text = self._peek().tasks.get(task_id)
+        return {"record": data.hex()} if text is None else explain(from_json(text), data)
 
     def spent(self, study: str | None = None) -> float:
         """The epsilon of all records ever sent, for one study or for all."""
@@ -494,12 +512,7 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -518,7 +531,7 @@ def _is_closed(offer: Offer, now: float) -> bool:
     return offer.closes is not None and now >= (offer.closes + 1) * DAY_SECONDS
 
 
-_MUST_STAY = ("purpose", "question", "trust")
+_MUST_STAY = ("purpose", "question", "trust", "segments")
 _MUST_NOT_GROW = (
     "epsilon",
     "delta",

@@ -28,7 +28,15 @@ from sfumato.flow.report import WIRE_VERSION
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import NoNoise
-from sfumato.sketch import CountSketch, NormBins, OneHot, TextKeys, VectorSketch, WordKeys
+from sfumato.sketch import (
+    CountSketch,
+    NormBins,
+    OneHot,
+    RoundSketch,
+    TextKeys,
+    VectorSketch,
+    WordKeys,
+)
 from sfumato.sketch.words import Prefix
 from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.study import QUESTIONS, TRUSTS
@@ -71,6 +79,7 @@ class Offer:
     min_version: int = WIRE_VERSION  # the lowest wire version that a device must support
     masked: bool = later(False)  # under trust "central": tables are sent in masked rounds
     passcode: bool = later(False)  # only devices that have the study's passcode take part
+    segments: tuple[str, ...] = later(())  # a value is one of these and an item (`flow.segments`)
 
     def check(self) -> None:
         require(
@@ -124,6 +133,10 @@ class Offer:
             not self.masked or not (trust.is_local or trust.is_masked),
             f'masked is for trust "central" only; got trust "{self.trust}"',
         )
+        require(
+            not self.segments or facts.dictionary == "listed",
+            f"segments are for frequencies; got {self.question} with {len(self.segments)}",
+        )
         self._check_model()
         if self.dictionary is not None:
             check_hex(self.dictionary, 64, "dictionary")
@@ -142,6 +155,7 @@ class Offer:
 
     def _check_values(self, task: Task) -> None:
         is_of_vectors = isinstance(task.sketch, VectorSketch) or isinstance(self.keys, NormBins)
+        is_of_vectors |= isinstance(task.sketch, RoundSketch) and self.model is not None
         require(
             (QUESTIONS[self.question].data != "items") == is_of_vectors,
             "a mean or a model must have a task of vectors, and no other question may have one; "

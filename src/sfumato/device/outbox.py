@@ -304,6 +304,11 @@ class Outbox:
         studies = (each.rule.study for each in self._waiting if each.rule.task_id == task_id)
         return next(studies, None)
 
+    def task_ids(self) -> set[str]:
+        """The tasks of all records here: those in the log and those not yet confirmed."""
+        unsent = {record.rule.task_id for record in self._waiting}
+        return unsent | {record.task_id for record in self._log}
+
     def confirm(self, ids: Iterable[str], now: float) -> int:
         """Move the records that arrived to the log; returns how many.
 

@@ -14,6 +14,7 @@ from sfumato.errors import SpecError
 from sfumato.flow.contribute import contribute, local_report, report
 from sfumato.flow.model_terms import ModelTerms, Train
 from sfumato.flow.report import Report
+from sfumato.flow.segments import is_pair
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import Rng, bound_contributions
@@ -26,6 +27,8 @@ from sfumato.sketch import (
     Keys,
     NormBins,
     OneHot,
+    RoundSketch,
+    SampledTables,
     TextKeys,
     VectorSketch,
     WordKeys,
@@ -50,6 +53,7 @@ def privatiser(
     there may be several values; those that fit into a report are drawn at random.
     """
     task = offer.task
+    _check_pairs(offer, value)
     if isinstance(task, Task):
         sealed = table_report(task, offer.keys, value, places)
         return lambda rng: sealed(rng).message
@@ -129,9 +133,11 @@ def selector(
         codes, fits = codes_of(values, prefix.alphabet, prefix.length)
         words = codes[fits]
         return lambda rng: prefix.values(sketch, words[_sample(len(words), task, rng)])
-    keys = sketch.keys if isinstance(sketch, InvertibleSketch | ItemCounts) else item_keys
+    keys: Keys | None = item_keys
+    if isinstance(sketch, InvertibleSketch | ItemCounts | SampledTables):
+        keys = sketch.keys
     if keys is not None:
-        items = _items_with_keys(keys, values)
+        items = _items_with_keys(keys, values, getattr(sketch, "copies", False))
         return lambda rng: [items[place] for place in _sample(len(items), task, rng)]
 
     def select(rng: Rng) -> Any:
@@ -153,6 +159,7 @@ def masked_table(
     """
     task = offer.task
     assert isinstance(task, Task)  # other tasks are not masked
+    _check_pairs(offer, value)
     if offer.model is None:
         return table(task, offer.keys, value, places)
     if not callable(value):
@@ -168,7 +175,7 @@ def update_table(
 ) -> Callable[[Rng], I64]:
     """A function that computes a model's update when it is called, and makes its table."""
     sketch = task.sketch
-    assert isinstance(sketch, VectorSketch)  # checked by the offer
+    assert isinstance(sketch, VectorSketch | RoundSketch)  # checked by the offer
 
     def make(rng: Rng) -> I64:
         own = stream(rng, task.id)
@@ -186,13 +193,14 @@ def update_table(
     return make
 
 
-def _items_with_keys(keys: Keys, values: tuple[str, ...]) -> list[str]:
-    """The distinct items that have a key, truncated to it."""
+def _items_with_keys(keys: Keys, values: tuple[str, ...], copies: bool) -> list[str]:
+    """The items that have a key, truncated to it; each once unless `copies` count."""
     if not values:
         return []
     numbers, fits = keys.numbers(values)
     assert isinstance(keys, TextKeys | WordKeys)  # studies have no others
-    texts, _ = keys.texts(np.unique(numbers[fits], axis=0))  # without pyarrow
+    own = numbers[fits] if copies else np.unique(numbers[fits], axis=0)
+    texts, _ = keys.texts(own)  # without pyarrow
     return [str(text) for text in texts]
 
 
@@ -207,6 +215,15 @@ def _categories(
     """Each value's place in the dictionary; −1 where it is not listed."""
     assert places is not None  # the offer of such a task names a dictionary
     return np.array([places.get(value, -1) for value in values], dtype=np.int64)
+
+
+def _check_pairs(offer: Offer, value: Value) -> None:
+    """Raise SpecError unless every value of a study with segments has one; the error omits it."""
+    if offer.segments and not all(map(is_pair, _texts(value))):
+        raise SpecError(
+            "a value of this study must be a segment and an item; got an item alone",
+            hint="make it with sfumato.flow.segments.pair",
+        )
 
 
 def _texts(value: Value) -> tuple[str, ...]:

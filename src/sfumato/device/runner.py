@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,13 +39,23 @@ class Runner:
     write each file under a temporary name and rename it when it is complete: names that start with
     a dot or end in .part or .tmp are ignored. A file is deleted before its values are recorded, so
     a crash in between loses them, but never records a value twice.
+
+    `may_send` says whether the device's conditions allow traffic now: whether it is charging, idle,
+    on a network without fees. While it returns False, nothing is fetched or sent; values are
+    recorded, and days begin, as always. It must not depend on the values.
     """
 
     def __init__(
-        self, device: Device, *, spool: Path | None = None, rng: Rng | None = None
+        self,
+        device: Device,
+        *,
+        spool: Path | None = None,
+        may_send: Callable[[], bool] | None = None,
+        rng: Rng | None = None,
     ) -> None:
         self._device = device
         self._spool = spool
+        self._may_send = may_send or (lambda: True)
         self._rng: Rng = rng or SystemRng()
         self._offers_at = self._send_at = 0.0
         self.activity = Activity()
@@ -54,17 +64,20 @@ class Runner:
         """Fetch offers if it is time, record the files in the spool, send if it is time."""
         self.fetch_offers(now)
         self._record_spool(now)
-        if now >= self._send_at:
+        if now >= self._send_at:  # at random times, which do not tell when conditions changed
             self._send_at = now + self._jitter(SEND_SECONDS)
-            self.activity.sending += self._device.send(now)
+            if self._may_send():
+                self.activity.sending += self._device.send(now)
 
     def fetch_offers(self, now: float) -> None:
         """Fetch the offers, if it is time, and begin the day in the studies agreed to."""
         if now < self._offers_at:
             return
-        self._offers_at = now + self._jitter(OFFERS_SECONDS)
+        may_send = self._may_send()
+        self._offers_at = now + self._jitter(OFFERS_SECONDS if may_send else SEND_SECONDS)
         try:
-            self._device.offers(now)
+            if may_send:
+                self._device.offers(now)
         except ServiceError as problem:
             self.activity.problems.append(str(problem))
         self._device.take_part(now)

@@ -15,22 +15,33 @@ from sfumato.flow.word_discovery import WordTask
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import InvertibleSketch, ItemCounts, SparseSketch
+from sfumato.sketch import InvertibleSketch, ItemCounts, SampledTables, SparseSketch
 
 I64 = npt.NDArray[np.int64]
 
 
 def contribute(
-    task: Task, values: Any, *, devices: int, weights: I64 | None = None, rng: Rng
+    task: Task,
+    values: Any,
+    *,
+    devices: int,
+    weights: I64 | None = None,
+    owners: I64 | None = None,
+    rng: Rng,
 ) -> I64:
     """The contribution of `devices` devices that together hold `values`. A real device is one.
 
     `values` are within the contribution bound already (`privacy.bound_contributions`); `weights`
-    is the number of devices that hold each. The sum of contributions is the contribution of the
-    sum.
+    is the number of devices that hold each, and `owners` the device of each, if one may have
+    several. The sum of contributions is the contribution of the sum.
     """
     values, weights = _sampled(task, values, weights, rng)
-    table = task.sketch.encode(values, weights)
+    if isinstance(task.sketch, SampledTables):
+        if owners is None and devices == 1:
+            owners = np.zeros(len(values), dtype=np.int64)
+        table = task.sketch.draw(values, weights, owners, rng=rng)
+    else:
+        table = task.sketch.encode(values, weights)
     return task.mechanism.at_device(table, devices=devices, rng=rng)
 
 
@@ -53,12 +64,12 @@ def report(task: Task, values: Any, *, rng: Rng) -> Report:
     """
     if isinstance(task.aggregation, Sparse) and isinstance(task.sketch, SparseSketch):
         numbers = task.sketch.numbers(values)
-        if isinstance(task.sketch, ItemCounts):  # a device counts once per item
+        if isinstance(task.sketch, ItemCounts) and not task.sketch.copies:
             numbers = np.unique(numbers, axis=0)
         _check_bound(task, len(numbers))
         numbers, _ = _sampled(task, numbers, None, rng)
         return Report(task.id, rng.words(2).tobytes(), task.aggregation.seal(numbers))
-    if isinstance(task.sketch, InvertibleSketch):  # here, too
+    if isinstance(task.sketch, InvertibleSketch) and not task.sketch.copies:
         values = task.sketch.distinct(values)
     _check_bound(task, len(values))
     if not isinstance(task.aggregation, Plain):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,7 +16,8 @@ _STYLE = (
     ".sfumato td.number,.sfumato th.number{text-align:right;font-variant-numeric:tabular-nums}"
     ".sfumato svg{display:block}.sfumato .bar{fill:#8a9bb5}"
     ".sfumato .interval{stroke:currentColor;stroke-width:1.5}"
-    ".sfumato ul{margin:.3rem 0;padding-left:1.2rem}</style>"
+    ".sfumato ul{margin:.3rem 0;padding-left:1.2rem}"
+    ".sfumato .tables{display:flex;flex-wrap:wrap;gap:1rem 2rem}</style>"
 )
 _BAR = 240  # pixels of the longest bar
 
@@ -52,13 +53,25 @@ def rows(frame: pa.Table, most: int | None) -> list[Row]:
     ]
 
 
-def block(title: str, rows: Sequence[Row], rest: str, sections: Sequence[str]) -> str:
-    """A part of a page: a table of bars, a line about the `rest`, and sections below."""
+def block(
+    title: str, tables: Mapping[str, Sequence[Row]], rest: str, sections: Sequence[str]
+) -> str:
+    """A part of a page: tables of bars side by side, each under its name, a line about the `rest`,
+    and sections below."""
+    lines = [f'{_STYLE}<div class="sfumato"><p><strong>{escape(title)}</strong></p>']
+    lines += ['<div class="tables">', *(_table(*table) for table in tables.items()), "</div>"]
+    if rest:
+        lines.append(f"<p>{escape(rest)}</p>")
+    return "".join([*lines, *sections, "</div>"])
+
+
+def _table(name: str, rows: Sequence[Row]) -> str:
+    """A table of bars, with a scale of its own."""
     ends = [end for row in rows for end in (row.value, row.low, row.high, 0.0) if end is not None]
     left, right = min(ends, default=0.0), max(ends, default=0.0)
     scale = _BAR / (right - left) if right > left else 0.0
-    lines = [f'{_STYLE}<div class="sfumato"><p><strong>{escape(title)}</strong></p><table>']
-    lines.append('<tr><th></th><th class="number">estimate (95% interval)</th><th></th></tr>')
+    lines = [f"<table><tr><th>{escape(name)}</th>"]
+    lines.append('<th class="number">estimate (95% interval)</th><th></th></tr>')
     for row in rows:
         start, end = sorted((scale * (0.0 - left), scale * (row.value - left)))
         whisker = ""
@@ -71,10 +84,7 @@ def block(title: str, rows: Sequence[Row], rest: str, sections: Sequence[str]) -
             f'aria-label="{escape(row.text)}"><rect class="bar" x="{start:.1f}" y="3" '
             f'width="{end - start:.1f}" height="10"/>{whisker}</svg></td></tr>'
         )
-    lines.append("</table>")
-    if rest:
-        lines.append(f"<p>{escape(rest)}</p>")
-    return "".join([*lines, *sections, "</div>"])
+    return "".join([*lines, "</table>"])
 
 
 def details(title: str, lines: Sequence[str], *, is_open: bool = False) -> str:

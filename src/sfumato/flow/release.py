@@ -195,22 +195,22 @@ class Cost:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "rounds": self.rounds,
-            "bytes_per_device": self.bytes_per_device,
-            "seconds": round(self.seconds, 3),
-        }
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
+        """The inverse of `to_dict`."""
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Release:
-    """The common part of all releases: privacy, cost, study and plan."""
+    """The common part of all releases. `head` has these fields, in this order."""
 
-    privacy: Privacy
-    cost: Cost
     study: Mapping[str, Any]
     plan: Mapping[str, Any]
+    privacy: Privacy
+    cost: Cost
     notes: tuple[str, ...] = ()
     released: str | None = None  # the day on which a collector released it
 
@@ -221,15 +221,9 @@ class Release:
         return self.head()
 
     def head(self) -> dict[str, Any]:
-        """Everything but estimates as plain data."""
-        return {
-            "study": dict(self.study),
-            "plan": dict(self.plan),
-            "privacy": self.privacy.to_dict(),
-            "cost": self.cost.to_dict(),
-            "notes": list(self.notes),
-            **({} if self.released is None else {"released": self.released}),
-        }
+        """Everything but estimates as plain data; common fields that are None are left out."""
+        values = {each.name: getattr(self, each.name) for each in fields(Release)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -267,14 +261,11 @@ class Release:
 
     @staticmethod
     def _common(data: Mapping[str, Any]) -> dict[str, Any]:
-        cost = {each.name: data["cost"][each.name] for each in fields(Cost)}
         return {
+            **{each.name: data[each.name] for each in fields(Release) if each.name in data},
             "privacy": Privacy.from_dict(data["privacy"]),
-            "cost": Cost(**cost),
-            "study": data["study"],
-            "plan": data["plan"],
+            "cost": Cost.from_dict(data["cost"]),
             "notes": tuple(data["notes"]),
-            "released": data.get("released"),
         }
 
     def _promise(self) -> str:
@@ -282,6 +273,14 @@ class Release:
             return "no differential privacy"
         each = " per report" if self.privacy.unit == "report" else ""
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Privacy | Cost):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -323,9 +322,9 @@ class EstimateRelease(Release, ABC):
         return self._html(10, is_open=False)
 
     def _html(self, most: int | None, *, is_open: bool) -> str:
-        frame = self.frame()
-        rows = html.rows(frame, most)
-        left = len(frame) - len(rows)
+        frames = self._frames()
+        tables = {name: html.rows(frame, most) for name, frame in frames.items()}
+        left = sum(map(len, frames.values())) - sum(map(len, tables.values()))
         cost = [
             f"{self.cost.devices:,} devices",
             f"{self.cost.rounds:,} {'round' if self.cost.rounds == 1 else 'rounds'}",
@@ -334,7 +333,7 @@ class EstimateRelease(Release, ABC):
         ]
         return html.block(
             f"{self.study['question']}: {self.cost.devices:,} devices; {self._promise()}",
-            rows,
+            tables,
             f"… and {left:,} more; frame() has them all" if left else "",
             [
                 html.details("Privacy", self.privacy.lines, is_open=is_open),
@@ -342,6 +341,10 @@ class EstimateRelease(Release, ABC):
                 html.details("Notes", self.notes, is_open=is_open),
             ],
         )
+
+    def _frames(self) -> dict[str, pa.Table]:
+        """The estimates as tables to show side by side, by name."""
+        return {"": self.frame()}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; `estimates` lists one record per row of `frame`."""
@@ -374,6 +377,7 @@ class EstimateRelease(Release, ABC):
         *,
         path: str | Path | None,
         ax: Any,
+        title: str = "",
     ) -> Any:
         count = len(labels)
         figure = pictures.figure(7, 0.28 * count + 1.6) if ax is None else ax.figure
@@ -384,7 +388,8 @@ class EstimateRelease(Release, ABC):
         )
         axes.invert_yaxis()
         axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
-        axes.set_title(self._promise(), fontsize=9, loc="left")
+        promise = f"{title}: {self._promise()}" if title else self._promise()
+        axes.set_title(promise, fontsize=9, loc="left", parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
@@ -399,7 +404,7 @@ class CountRelease(EstimateRelease):
     for at most `items_per_device` of its items. `low` and `high` cover the count with a probability
     of at least 95%, whatever it is, given that the item is shown; those of sketches and hashed
     reports cover about 95% of (item, run) pairs (docs/concepts/intervals.md). If zero is possible,
-    `low` is at most zero.
+    `low` is at most zero. With `segments`, there is one answer after another (`of_segment`).
     """
 
     items: pa.Array
@@ -408,52 +413,108 @@ class CountRelease(EstimateRelease):
     low: F64
     high: F64
     significant: Bool  # held by somebody, at a family-wise level of 5% over all items
+    segments: pa.Array | None = None  # of each row, if the study has segments
+
+    columns: ClassVar[Mapping[str, str]] = {"item": "items", "count": "counts"} | {
+        name: name for name in ("standard_error", "low", "high", "significant")
+    }  # the field of each column
 
     def frame(self) -> pa.Table:
-        """One row per item, largest first."""
-        return pa.table(
-            {
-                "item": self.items,
-                "count": self.counts,
-                "standard_error": self.standard_error,
-                "low": self.low,
-                "high": self.high,
-                "significant": self.significant,
-            }
-        )
+        """One row per item, largest first; with a column of segments, if the study has them."""
+        segments = {} if self.segments is None else {"segment": self.segments}
+        columns = {column: getattr(self, name) for column, name in self.columns.items()}
+        return pa.table({**segments, **columns})
 
     def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
-        """Bars with error bars for the `top` items; see `EstimateRelease.plot`."""
+        """Bars with error bars for the `top` items, those of segments side by side; see
+        `EstimateRelease.plot`."""
+        if self.segments is None:
+            return self._plot(top, path=path, ax=ax)
+        if ax is not None:
+            raise SpecError(
+                "each segment has axes of its own; got axes for all of them",
+                hint="draw one with of_segment(name).plot(ax=…)",
+            )
+        answers = self.by_segment()
+        rows = max(min(top, len(answer)) for answer in answers.values())
+        figure = pictures.figure(4.5 * len(answers), 0.28 * rows + 1.6)
+        for place, (name, answer) in enumerate(answers.items(), start=1):
+            axes = figure.add_subplot(1, len(answers), place)
+            answer._plot(top, path=None, ax=axes, title=name)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def _plot(self, top: int, *, path: str | Path | None, ax: Any, title: str = "") -> Any:
         count = min(top, len(self))
         labels = [str(item) for item in self.items[:count].to_pylist()]
         errors = np.maximum([self.counts - self.low, self.high - self.counts], 0)[:, :count]
-        return self._bars(labels, self.counts[:count], errors, "devices", path=path, ax=ax)
+        return self._bars(
+            labels, self.counts[:count], errors, "devices", path=path, ax=ax, title=title
+        )
+
+    def _frames(self) -> dict[str, pa.Table]:
+        return {name: answer.frame() for name, answer in self.by_segment().items()}
+
+    def by_segment(self) -> dict[str, CountRelease]:
+        """The answer of each segment; without segments, the only one, under an empty name."""
+        if self.segments is None:
+            return {"": self}
+        return {name: self.of_segment(name) for name in self.study["segments"]}
+
+    def of_segment(self, segment: str) -> CountRelease:
+        """The answer of one segment, as a release without segments."""
+        names = self.study.get("segments", ())
+        if self.segments is None or segment not in names:
+            raise SpecError(
+                f"a segment must be one of the study's ({', '.join(names) or 'it has none'}); "
+                f"got {segment}"
+            )
+        rows = np.flatnonzero(np.array(self.segments.to_pylist(), dtype=object) == segment)
+        return replace(
+            self,
+            items=self.items.take(pa.array(rows, type=pa.int64())),
+            segments=None,
+            counts=self.counts[rows],
+            standard_error=self.standard_error[rows],
+            low=self.low[rows],
+            high=self.high[rows],
+            significant=self.significant[rows],
+        )
 
     @classmethod
     def _own(cls, data: Mapping[str, Any]) -> dict[str, Any]:
         rows = data["estimates"]
-
-        def column(name: str) -> F64:
-            return np.array([row[name] for row in rows], dtype=np.float64)
-
+        values = {
+            name: np.array([row.get(column) for row in rows], dtype=np.float64)
+            for column, name in cls.columns.items()
+            if name != "items"
+        }
         return {
+            **values,
             "items": pa.array([row["item"] for row in rows], type=pa.string()),
-            "counts": column("count"),
-            "standard_error": column("standard_error"),
-            "low": column("low"),
-            "high": column("high"),
-            "significant": column("significant").astype(np.bool_),
+            "segments": pa.array([row["segment"] for row in rows], type=pa.string())
+            if data["study"].get("segments") and (not rows or "segment" in rows[0])
+            else None,
+            "significant": values["significant"].astype(np.bool_),
         }
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __repr__(self) -> str:
-        rows = min(10, len(self))
         lines = [f"Release: {len(self):,} items, {self.cost.devices:,} devices; {self._promise()}"]
+        for name, answer in self.by_segment().items():
+            lines += [name] if name else []
+            lines += answer._lines()
+        return "\n".join(lines)
+
+    def _lines(self) -> list[str]:
+        """The largest counts, one line each."""
+        rows = min(10, len(self))
         names = [str(item)[:32] for item in self.items[:rows].to_pylist()]
         width = max([len(name) for name in names], default=0)
-        lines += [
+        lines = [
             f"  {name:<{width}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
             for name, count, low, high in zip(
                 names, self.counts[:rows], self.low[:rows], self.high[:rows], strict=True
@@ -461,7 +522,7 @@ class CountRelease(EstimateRelease):
         ]
         if len(self) > rows:
             lines.append(f"  … and {len(self) - rows:,} more; frame() has them all")
-        return "\n".join(lines)
+        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -25,7 +25,15 @@ from sfumato.privacy import (
 from sfumato.privacy.randomizers import Randomizer, no_item
 from sfumato.privacy.tallies import Tally
 from sfumato.secagg.round import MaskedRound
-from sfumato.sketch import InvertibleSketch, ItemCounts, Norms, OneHot, Sketch, SparseSketch
+from sfumato.sketch import (
+    InvertibleSketch,
+    ItemCounts,
+    Norms,
+    OneHot,
+    SampledTables,
+    Sketch,
+    SparseSketch,
+)
 from sfumato.spec import digest, require, spec
 
 U8 = npt.NDArray[np.uint8]
@@ -136,7 +144,7 @@ class Task:
             )
         if isinstance(self.aggregation, Sparse) or isinstance(self.sketch, ItemCounts):
             self._check_sparse()
-        if isinstance(self.sketch, InvertibleSketch | ItemCounts):
+        if isinstance(self.sketch, InvertibleSketch | ItemCounts | SampledTables):
             self._check_listed()
             return
         need(
@@ -189,11 +197,22 @@ class Task:
                 "this sketch divides modulo a power of two; prime must be false",
                 TaskError,
             )
+        require(
+            not isinstance(self.sketch, SampledTables)
+            or getattr(self.mechanism, "epsilon", 0.0) is None,
+            "tables of several samples have no list with a promise; set epsilon to None",
+            TaskError,
+        )
         limit = getattr(self.mechanism, "items_per_device", self.items_per_device)
         require(
             self.items_per_device <= limit,
             f"the list is private for {limit} items per device; the task takes "
             f"{self.items_per_device}",
+            TaskError,
+        )
+        require(
+            getattr(self.sketch, "copies", False) == getattr(self.mechanism, "copies", False),
+            "sketch and list must agree on whether copies of an item count; they differ",
             TaskError,
         )
 

@@ -4,12 +4,17 @@
 noisy fragment of two characters, tagged with an eight-bit hash of the whole word, and the noisy
 word itself. The collector finds the common fragments of each position, joins those with one tag
 into words, and estimates their counts from the words' own sketch. Unlike the paper, it drops a
-joined word whose own hash is not its tag (which drops almost all wrong ones), selects fragments and
-words by a significance threshold instead of a fixed number, and bounds the number of joins.
+joined word whose own hash is not its tag (which drops almost all wrong ones), lists only the words
+that are significant, and bounds the number of joins.
 
 `PrefixExtension` goes further (after Wang, Li and Jha 2018): a device draws one of several lengths
 and sends a noisy prefix of that length, with all of its epsilon in one record. The collector
 extends the common prefixes of one length by the next characters, up to whole words.
+
+Candidates are tested against the law of a reading that nobody holds: the coins' (`coin_limit`), or
+that of the table itself if collisions add to it (`sum_limit`). Only those that pass are solved for,
+so that there are never more unknowns than records. The number of tests that a threshold allows for
+is fixed in advance, so that plans can predict which words are found.
 
 Words are rows of `length` character codes: 0 pads, k is the alphabet's k-th character. Longer words
 are cut. The empty word, all padding, is reserved and stands for "none": a device whose word is
@@ -30,12 +35,24 @@ import numpy.typing as npt
 from sfumato import hashing
 from sfumato.errors import SpecError, TaskError
 from sfumato.flow.task import RecordTask
+from sfumato.kernels import local
 from sfumato.kernels.count import plain
 from sfumato.privacy import Randomizer, Rng, Tally, debias
-from sfumato.privacy.randomizers import in_epoch
+from sfumato.privacy.randomizers import Hashed, in_epoch
 from sfumato.privacy.samplers import below
-from sfumato.sketch.words import LATIN, Bool, Codes, Words, check_alphabet, codes_of, words_of
-from sfumato.spec import LARGEST_INTEGER, require, spec
+from sfumato.sketch.absent import coin_limit, sum_limit
+from sfumato.sketch.words import (
+    BYTES,
+    LATIN,
+    Bool,
+    Codes,
+    Words,
+    check_alphabet,
+    codes_of,
+    starts_text,
+    words_of,
+)
+from sfumato.spec import LARGEST_INTEGER, later, require, spec
 
 if TYPE_CHECKING:  # devices do not need it
     import pyarrow as pa
@@ -46,11 +63,12 @@ I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
 PUZZLE = 256  # number of tags for a word's fragments: an eight-bit hash
-FRAGMENT = 2  # characters per fragment
 MOST_JOINS = 200_000  # largest number of words joined from the fragments of one tag
-_FRAGMENT_LEVEL = 0.5  # family-wise level for fragments
-_EXTENSION_HEIGHT = 2.0  # in standard errors; false prefixes are dropped at the next length
-_QUERY = 1 << 18  # number of words or prefixes that are estimated together
+PASSES = 2  # the second over a table without the collisions of items that passed the first
+_FALSE_PREFIXES = 0.5  # number of false prefixes of a length, as a share of those that are extended
+_LEAST_SURPRISE = 0.1  # largest chance to extend a false prefix
+_CROWDED = 4.0  # records of sure items in a cell, times those of others and one, that are too many
+_QUERY = 1 << 18  # number of words or prefixes that are read together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -138,12 +156,16 @@ class FragmentPuzzle:
     seed: int
     length: int = 10
     alphabet: str = LATIN
+    fragments: int = later(1024)  # the paper's T: how many of each position are kept
+    fragment_length: int = later(2)  # characters
 
     def check(self) -> None:
         check_alphabet(self.length, self.alphabet)
+        require(self.fragments >= 1, f"fragments must be at least 1; got {self.fragments}")
         require(
-            self.length % FRAGMENT == 0,
-            f"length must be even, so that words split into pairs; got {self.length}",
+            1 <= self.fragment_length <= self.length and self.length % self.fragment_length == 0,
+            f"length must be a multiple of fragment_length; got {self.length} and "
+            f"{self.fragment_length}",
         )
 
     @property
@@ -152,7 +174,19 @@ class FragmentPuzzle:
 
     @property
     def positions(self) -> int:
-        return self.length // FRAGMENT
+        return self.length // self.fragment_length
+
+    @property
+    def fragment_keys(self) -> int:
+        """The number of possible fragments of a position, with their tags."""
+        return PUZZLE * int((len(self.alphabet) + 1) ** self.fragment_length)
+
+    @property
+    def most_candidates(self) -> int:
+        """The number of joined words that a threshold allows for: about as many false ones as are
+        joined by chance, and at least one for every fragment."""
+        false = (self.fragments / PUZZLE) ** self.positions
+        return max(self.fragments, math.ceil(min(false, PUZZLE * MOST_JOINS)))
 
     @property
     def record_bytes(self) -> int:
@@ -171,9 +205,8 @@ class FragmentPuzzle:
         for place in range(self.positions):
             mine = np.flatnonzero(position == place)
             oracle = in_epoch(self.fragment, place)
-            keys = self._keys(
-                tags[mine], codes[mine, FRAGMENT * place], codes[mine, FRAGMENT * place + 1]
-            )
+            start = self.fragment_length * place
+            keys = self._keys(tags[mine], codes[mine, start : start + self.fragment_length])
             records[mine, 1:split] = oracle.randomize(oracle.values(keys), rng=rng)
         records[:, split:] = self.word.randomize(_points(codes, self.word), rng=rng)
         return records
@@ -202,28 +235,32 @@ class FragmentPuzzle:
         return int(np.count_nonzero(~valid))
 
     def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> DiscoveredWords:
-        """Join the significant fragments of all positions, and list the significant words.
+        """Join the most common fragments of all positions, and list the significant words.
 
-        `level` is family-wise: with at most that probability any listed word is false. Fragments
-        have a higher level, since the test of whole words decides.
+        `level` is family-wise: with at most that probability any listed word is false.
         """
         if any(tally.count == 0 for tally in tallies):
             raise SpecError("every position must have records before words can be found")
-        fragments = [self._fragments(tally) for tally in tallies[:-1]]
-        joined, left_out = self._join(fragments)
-        return _list_words(joined, tallies[-1], 1.0, level, self.alphabet, left_out)
+        joined, left_out = self._join([self._fragments(tally) for tally in tallies[:-1]])
+        tests = max(self.most_candidates, joined.shape[0])
+        return _list_words(joined, tallies[-1], 1.0, level / tests, self.alphabet, left_out)
 
     def _fragments(self, tally: Tally) -> dict[int, I64]:
-        """The significant fragments of one position as pairs of codes, by tag, the most common
+        """The most common fragments of one position as rows of codes, by tag, the most common
         first."""
-        symbols = len(self.alphabet) + 1
-        keys = np.arange(PUZZLE * symbols**FRAGMENT, dtype=np.int64)
-        counts, null = _counts(tally, keys)
-        significant = np.flatnonzero(counts > null.threshold(keys.size, _FRAGMENT_LEVEL))
-        ranked = significant[np.argsort(-counts[significant], kind="stable")]
-        tags, rest = np.divmod(ranked, symbols**FRAGMENT)
-        pairs = np.stack(np.divmod(rest, symbols), axis=1)
-        return {int(tag): pairs[tags == tag] for tag in np.unique(tags)}
+        symbols, oracle = len(self.alphabet) + 1, tally.randomizer
+        readings = np.concatenate(
+            [
+                oracle.readings(tally.cells, tally.count, oracle.values(keys))
+                for start in range(0, self.fragment_keys, _QUERY)
+                for keys in [np.arange(start, min(start + _QUERY, self.fragment_keys))]
+            ]
+        )
+        ranked = np.argsort(-readings, kind="stable")[: self.fragments]
+        tags, rest = np.divmod(ranked, symbols**self.fragment_length)
+        places = symbols ** np.arange(self.fragment_length)[::-1]
+        codes = rest[:, None] // places % symbols
+        return {int(tag): codes[tags == tag] for tag in np.unique(tags)}
 
     def _join(self, fragments: list[dict[int, I64]]) -> tuple[Codes, int]:
         """Words of one fragment per position, all with one tag that is also the word's hash."""
@@ -231,7 +268,7 @@ class FragmentPuzzle:
         for tag in sorted(set.intersection(*(set(place) for place in fragments))):
             rows = np.empty((1, 0), dtype=np.uint16)
             for pairs in (place[tag] for place in fragments):
-                most = max(1, MOST_JOINS // rows.shape[0])
+                most = max(1, MOST_JOINS // max(rows.shape[0], 1))
                 left_out += max(0, len(pairs) - most)
                 pairs = pairs[:most].astype(np.uint16)
                 rows = np.concatenate(
@@ -249,9 +286,11 @@ class FragmentPuzzle:
         points = hashing.fingerprint_rows(_bytes(codes), self.seed)
         return plain.cells(plain.evaluate(hash_, points), PUZZLE)
 
-    def _keys(self, tags: I64, first: Codes, second: Codes) -> I64:
-        symbols = len(self.alphabet) + 1
-        return (tags * symbols + first) * symbols + second
+    def _keys(self, tags: I64, fragments: Codes) -> I64:
+        keys = tags
+        for codes in fragments.T:
+            keys = keys * (len(self.alphabet) + 1) + codes
+        return keys
 
 
 @spec("prefix_extension")
@@ -325,18 +364,58 @@ class PrefixExtension:
     def find(self, tallies: list[Tally], *, level: float = debias.LEVEL) -> DiscoveredWords:
         if any(tally.count == 0 for tally in tallies):
             raise SpecError("every length must have records before words can be found")
-        rows, done, left_out = np.empty((1, 0), dtype=np.uint16), 0, 0
-        for length, tally in zip(self.lengths[:-1], tallies, strict=False):
-            rows = _extend(rows, length - done, len(self.alphabet) + 1)
-            estimates = _estimates(rows, tally)
-            height = estimates.counts / estimates.null_error
-            likely = np.flatnonzero(height > _EXTENSION_HEIGHT)
-            best = likely[np.argsort(-height[likely], kind="stable")]
+        rows, left_out = np.empty((1, 0), dtype=np.uint16), 0
+        for place, tally in enumerate(tallies[:-1]):
+            rows = self._extend(rows, place)
+            passed, heights, _ = _test(
+                rows, tally, self.rate(place), level / self.candidates(place)
+            )
+            best = np.flatnonzero(passed)
+            best = best[np.argsort(-heights[best], kind="stable")]
             left_out += max(0, best.size - self.width)
-            rows, done = rows[best[: self.width]], length
-        rows = _extend(rows, self.length - done, len(self.alphabet) + 1)
+            rows = rows[best[: self.width]]
+        rows = self._extend(rows, len(self.lengths) - 1)
         scale = sum(tally.count for tally in tallies) / tallies[-1].count
-        return _list_words(rows, tallies[-1], scale, level, self.alphabet, left_out)
+        rate = level / self.candidates(len(self.lengths) - 1)
+        return _list_words(rows, tallies[-1], scale, rate, self.alphabet, left_out)
+
+    def candidates(self, place: int) -> int:
+        """The most prefixes of a length that are tested."""
+        before = self.lengths[place - 1] if place else 0
+        endings = int((len(self.alphabet) + 1) ** (self.lengths[place] - before))
+        return endings * (self.width if place else 1)
+
+    def rate(self, place: int) -> float:
+        """The largest chance that a false prefix of a length is extended. False prefixes are
+        dropped at the next length, so that many may pass."""
+        return min(_FALSE_PREFIXES * self.width / self.candidates(place), _LEAST_SURPRISE)
+
+    def _extend(self, rows: Codes, place: int) -> Codes:
+        """Every row with every ending up to a length that the start of a word can have."""
+        symbols, more = len(self.alphabet) + 1, self.lengths[place] - rows.shape[1]
+        endings = np.arange(symbols)[:, None]
+        for _ in range(more - 1):
+            endings = np.concatenate(
+                [
+                    np.repeat(endings, symbols, axis=0),
+                    np.tile(np.arange(symbols), endings.shape[0])[:, None],
+                ],
+                axis=1,
+            )
+            endings = endings[(endings[:, -1] == 0) | (endings[:, -2] != 0)]  # no gaps
+        endings = endings.astype(np.uint16)
+        if place == 0:
+            longer = endings[endings[:, 0] != 0]
+        else:
+            open_, whole = rows[rows[:, -1] != 0], rows[rows[:, -1] == 0]
+            joined = [np.repeat(open_, endings.shape[0], axis=0), np.tile(endings, (len(open_), 1))]
+            padding = np.zeros((whole.shape[0], more), dtype=np.uint16)
+            longer = np.concatenate(
+                [np.concatenate(joined, axis=1), np.concatenate([whole, padding], axis=1)]
+            )
+        if self.alphabet == BYTES:
+            longer = longer[starts_text(longer, whole=longer.shape[1] == self.length)]
+        return np.asarray(longer)
 
 
 def with_seed(search: Discoverer, seed: int) -> Discoverer:
@@ -410,79 +489,113 @@ def _no_gap(rows: Codes) -> Bool:
     return np.asarray(~((rows[:, :-1] == 0) & (rows[:, 1:] != 0)).any(axis=1))
 
 
-def _extend(rows: Codes, more: int, symbols: int) -> Codes:
-    """Every row with every ending of `more` codes, with padding at the end only."""
-    for _ in range(more):
-        endings = np.arange(symbols, dtype=np.uint16)
-        rows = np.concatenate(
-            [np.repeat(rows, symbols, axis=0), np.tile(endings, rows.shape[0])[:, None]], axis=1
-        )
-        rows = rows[_no_gap(rows) & (rows[:, 0] != 0)]
-    return rows
+def _test(rows: Codes, tally: Tally, rate: float, sure: float) -> tuple[Bool, F64, float]:
+    """Which words or prefixes pass a test that one that nobody holds passes with a chance of at
+    most `rate` in each pass; their heights above chance; and the height from which they pass.
+
+    Items with a chance of at most `sure`, "none" among them, which may be the most common of all,
+    are solved for; then their collisions are taken out of the table, and the others are tested once
+    more. (Until a false item is called sure, that table depends on items that are held, so that an
+    absent item's cells are independent of it: docs/proofs/intervals.md.)
+    """
+    oracle = tally.randomizer
+    assert isinstance(oracle, Hashed)  # others have no hash functions for words
+    none = np.zeros((1, rows.shape[1]), dtype=np.uint16)
+    points = np.concatenate([_points(none, oracle), _points(rows, oracle)])
+    filled = np.flatnonzero(tally.row_counts)  # other rows say nothing
+    hashes, shares = oracle.hashes[filled], tally.row_counts[filled] / tally.count
+    cells = tally.cells[filled].astype(np.float64)
+    if oracle.signed:
+        local.hadamard(cells)
+    table, heights, limit = cells, np.empty(0), math.inf
+    passed = np.zeros(points.size, dtype=np.bool_)
+
+    def least(rate: float) -> float:
+        """The plan's limit, or that of a table with more noise: never less."""
+        coins = coin_limit(tally.count, oracle.support, rate) - tally.count * oracle.support
+        return max(2 * coins if oracle.signed else coins, sum_limit(table, rate) - chance)
+
+    for _ in range(PASSES):
+        chance = float(table.mean(axis=1).sum())
+        readings = local.gather(points, table, hashes) - chance
+        heights = np.where(passed, heights, readings) if heights.size else readings
+        limit = least(rate)
+        fresh = ~passed & (heights > (limit if sure == rate else least(sure)))
+        if not fresh.any():
+            break
+        passed |= fresh
+        fill = np.maximum(debias.estimate(tally, points[passed]).counts, 0.0) / _gain(oracle)
+        before = table
+        table = _without(cells, _expected(points[passed], fill, hashes, shares, oracle.width))
+        if float(table.var(axis=1).sum()) > (1 - debias.MATTERS) * float(before.var(axis=1).sum()):
+            break
+    passed |= heights > limit
+    return passed[1:], heights[1:], limit
 
 
-def _counts(tally: Tally, keys: I64) -> tuple[F64, debias.Null]:
-    return _plain_counts(tally, tally.randomizer.values(keys))
+def _gain(oracle: Randomizer) -> float:
+    """The devices for which one unit of a sum of cells stands, before collisions."""
+    return oracle.reach / 2 if oracle.signed else oracle.reach  # a sign that changes moves it by 2
 
 
-def _plain_counts(tally: Tally, points: npt.NDArray[Any]) -> tuple[F64, debias.Null]:
-    """Plain estimates, computed in pieces, and the distribution of an estimate of zero."""
-    parts = [
-        debias.estimate(tally, points[start : start + _QUERY], collision_aware=False).counts
-        for start in range(0, points.size, _QUERY)
-    ]
-    counts = np.concatenate(parts) if parts else np.empty(0)
-    alone = float(debias.variance(tally.randomizer, count=tally.count, holders=0.0, squares=0.0))
-    variance = float(
-        debias.variance(
-            tally.randomizer,
-            count=tally.count,
-            holders=0.0,
-            squares=debias.squares_of(tally.randomizer, counts, alone),
-        )
-    )
-    return counts, debias.Null(math.sqrt(variance), tally.count, tally.randomizer.support)
+def _without(cells: F64, expected: F64) -> F64:
+    """A table without what these items fill on average. A cell that is mostly theirs still varies
+    more than others, so that whoever meets it would stand out: it is left out, which costs others
+    one cell in a row."""
+    table = cells - expected
+    crowded = expected > _CROWDED * (1 + table.mean(axis=1, keepdims=True))
+    table[crowded] = 0.0
+    rest = table.sum(axis=1) / np.maximum((~crowded).sum(axis=1), 1)
+    return np.where(crowded, rest[:, None], table)
 
 
-def _estimates(rows: Codes, tally: Tally) -> debias.LocalEstimates:
-    """Counts of these words or prefixes, corrected for collisions with each other and with "none",
-    which may be the most common of all."""
-    oracle, none = tally.randomizer, np.zeros((1, rows.shape[1]), dtype=np.uint16)
-    return debias.estimate(tally, _points(rows, oracle), none=_points(none, oracle))
+def _expected(points: U64, fill: F64, hashes: U64, shares: F64, width: int) -> F64:
+    """The cells that these items fill on average, spread over the rows by their shares."""
+    table = np.zeros((shares.size, width))
+    rows = np.arange(shares.size)
+    for point, count in zip(points, fill, strict=True):
+        cells = local.row_cells(np.full(rows.size, point, dtype=np.uint64), rows, hashes, width)
+        table[rows, cells] += count * shares
+    return table
 
 
 def _list_words(
     rows: Codes,
     tally: Tally,
     scale: float,
-    level: float,
+    rate: float,
     alphabet: str,
     left_out: int,
 ) -> DiscoveredWords:
-    """The significant words among the candidates, with counts over all devices."""
-    empty = np.empty(0)
-    if rows.shape[0] == 0:
-        return DiscoveredWords(
-            words=words_of(rows, alphabet), counts=empty, standard_error=empty,
-            estimates=None, shown_from=math.inf,
-            threshold=math.inf, candidates=0, left_out=left_out, records=round(tally.count * scale),
-        )  # fmt: skip
-    estimates = _estimates(rows, tally)
-    limit = estimates.null.threshold(rows.shape[0], level)
-    listed = np.flatnonzero(estimates.counts > estimates.thresholds(level))
-    listed = listed[np.argsort(-estimates.counts[listed], kind="stable")]
-    counts = scale * estimates.counts[listed]
-    sampling = np.maximum(counts, 0) * (scale - 1)  # from drawing the last length at random
+    """The significant words among the candidates, with counts over all devices.
+
+    `rate` is the largest chance that a false word is listed.
+    """
+    empty, oracle = np.empty(0), tally.randomizer
+    limit, listed = math.inf, np.empty(0, dtype=np.int64)
+    if rows.shape[0]:
+        passed, _, height = _test(rows, tally, rate / PASSES, rate / PASSES)
+        limit = height * _gain(oracle) / (1 - oracle.collision)
+        listed = np.flatnonzero(passed)
+    numbers: dict[str, Any] = {"counts": empty, "standard_error": empty, "estimates": None}
+    if listed.size:
+        none = _points(np.zeros((1, rows.shape[1]), dtype=np.uint16), oracle)
+        estimates = debias.estimate(tally, _points(rows[listed], oracle), none=none)
+        order = np.argsort(-estimates.counts, kind="stable")
+        listed = listed[order]
+        estimates = replace(
+            estimates,
+            counts=estimates.counts[order],
+            standard_error=estimates.standard_error[order],
+            null_error=estimates.null_error[order],
+        )
+        counts = scale * estimates.counts
+        sampling = np.maximum(counts, 0) * (scale - 1)  # from drawing the last length at random
+        error = np.sqrt((scale * estimates.standard_error) ** 2 + sampling)
+        numbers = {"counts": counts, "standard_error": error, "estimates": estimates}
     return DiscoveredWords(
         words=words_of(rows[listed], alphabet),
-        counts=counts,
-        standard_error=np.sqrt((scale * estimates.standard_error[listed]) ** 2 + sampling),
-        estimates=replace(
-            estimates,
-            counts=estimates.counts[listed],
-            standard_error=estimates.standard_error[listed],
-            null_error=estimates.null_error[listed],
-        ),
+        **numbers,
         shown_from=limit,
         threshold=scale * limit,
         candidates=rows.shape[0],

@@ -30,9 +30,14 @@ from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for
 from sfumato.kernels import F64, I64
 from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise, epsilon_of
-from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
-from sfumato.privacy.ledger import Budget, Entry, spent
-from sfumato.privacy.rounding import fineness
+from sfumato.privacy.accounting import (
+    LARGEST_MULTIPLIER,
+    SampledLoss,
+    least_multiplier,
+    loss_of_task,
+)
+from sfumato.privacy.ledger import Entry
+from sfumato.privacy.rounding import COARSEST, fineness
 from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
@@ -322,7 +327,7 @@ class Spending:
     >>> for number in range(4):
     ...     spending.charge(campaign=f"round {number}", cohort="all", task="", loss=loss)
     >>> round(spending.epsilon, 2)
-    10.8
+    10.0
     """
 
     delta: float
@@ -363,26 +368,38 @@ class Spending:
         return self._epsilon(self.entries)
 
     def _epsilon(self, entries: list[Entry]) -> float:
-        return spent(entries, Budget(epsilon=None, delta=self.delta))
+        return epsilon_of([loss_of_task(entry.loss) for entry in entries], self.delta)
 
 
 def multiplier_for(
-    epsilon: float, *, delta: float, rounds: int, probability: float | None = None
+    epsilon: float,
+    *,
+    delta: float,
+    rounds: int,
+    probability: float | None = None,
+    secure: bool = False,
 ) -> float:
     """The least noise multiplier, rounded up, with which `rounds` cost at most epsilon.
 
-    `probability` is a client's chance to be in a cohort of `sampling="fixed"`; None for "all". The
-    result is for noise at the server; Skellam noise in shares costs less than a per cent more for
-    tables this fine, which `Spending` counts.
+    `probability` is a client's chance to be in a cohort of `sampling="fixed"`; None for "all".
+    `secure` is for noise in shares, which is priced by Rényi bounds and takes a little more.
 
     >>> round(multiplier_for(8.0, delta=1e-5, rounds=20), 2)
+    2.69
+    >>> round(multiplier_for(8.0, delta=1e-5, rounds=20, secure=True), 2)
     2.86
     """
     require(epsilon > 0, f"epsilon must be above 0; got {epsilon}")
     require(rounds >= 1, f"rounds must be at least 1; got {rounds}")
 
     def cost(multiplier: float) -> float:
-        one = AdditiveLoss(noise="gaussian", scale=multiplier, l1=1.0, l2=1.0, unit_cells=0)
+        one = AdditiveLoss(
+            noise="skellam" if secure else "gaussian",
+            scale=multiplier * COARSEST,
+            l1=COARSEST**2,
+            l2=COARSEST,
+            unit_cells=0,
+        )
         if probability is None:
             return epsilon_of([one] * rounds, delta)
         sampled = SampledLoss(loss=one, probability=probability, scheme="fixed", times=rounds)

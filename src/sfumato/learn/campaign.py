@@ -24,12 +24,13 @@ from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing
-from sfumato.learn.design import TrainingDesign, whole_numbers
-from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.design import TrainingDesign, second_whole_numbers, whole_numbers
+from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
-from sfumato.sketch.dense import DenseSketch
-from sfumato.sketch.vector import VectorSketch
+from sfumato.privacy.accounting import SMOOTHING
+from sfumato.sketch.dense import DenseSketch, spread_of_squares
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import digest
 
 NAME_DIGITS = 32  # how much of a design's digest the name of a campaign has
@@ -126,7 +127,8 @@ class TrainingCampaign(Campaign):
         """The small sketch whose norm, or error, is measured; None if the rule measures nothing, or
         no longer, after its warm-up."""
         rule = self.design.compression
-        if rule.asks == "nothing" or self.sizing.rounds >= getattr(rule, "warm_up", math.inf):
+        most = getattr(rule, "rounds_measured", math.inf)
+        if rule.asks == "nothing" or self.sizing.rounds >= most:
             return None
         return self.design.second_sketch(self.length, self.done)
 
@@ -180,9 +182,9 @@ class TrainingCampaign(Campaign):
     def _table(self) -> tuple[VectorSketch | RoundSketch, Mechanism]:
         design = self.design
         main = whole_numbers(design, self.length, self.dense, self.clip)
-        scale = self.multipliers[0] * main.rounding.l2
         if design.secure is not None:
-            return main, design.secure.noise(scale, design.cohort) if scale else NoNoise()
+            return self._masked_table(main)
+        scale = self.multipliers[0] * main.rounding.l2
         if self.second is None and design.adaptive_clip is None:
             return main, NoiseAtRelease(noise="gaussian", scale=scale) if scale else NoNoise()
         second = None
@@ -197,8 +199,20 @@ class TrainingCampaign(Campaign):
             asks=design.compression.asks if second else "nothing",
             scale=scale,
             second_scale=self.multipliers[1] * second.rounding.l2 if second else 0.0,
-            count_scale=2 * self.count_noise,
+            count_scale=math.sqrt((2 * self.count_noise) ** 2 + SMOOTHING * (self.count_noise > 0)),
         )
+
+    def _masked_table(self, main: VectorSketch) -> tuple[VectorSketch | RoundSketch, Mechanism]:
+        """One table for a secure sum, with noise of one scale on all cells. The second sketch is
+        in a coarser unit, so that its part of the sensitivity is its part of the budget."""
+        design, second = self.design, self.second
+        sketch: VectorSketch | RoundSketch = main
+        assert design.secure is not None  # checked by the caller
+        if second is not None:
+            coarse = second_whole_numbers(main, second, self.clip)
+            sketch = RoundSketch(main=main, second=coarse)
+        scale = design.multiplier * sketch.sensitivity(1).l2
+        return sketch, design.secure.noise(scale, design.cohort) if scale else NoNoise()
 
     # The answer.
 
@@ -213,7 +227,10 @@ class TrainingCampaign(Campaign):
             )
         noise, sketch, table = answer.task.mechanism, answer.task.sketch, answer.table
         measurement, second_noise, within_clip = None, 0.0, None
-        if isinstance(sketch, RoundSketch):
+        if isinstance(sketch, RoundSketch) and noise.in_shares:
+            measurement, second_noise = self._measure(sketch, answer)
+            table, sketch = sketch.split(answer.table)[0], sketch.main
+        elif isinstance(sketch, RoundSketch):
             table, measurement, count = sketch.read(answer.table)
             within_clip = None if count is None else count / 2 + self.design.cohort / 2
             if isinstance(noise, RoundNoise) and sketch.second is not None:
@@ -222,6 +239,19 @@ class TrainingCampaign(Campaign):
         assert isinstance(sketch, VectorSketch)  # `next_task` asks for nothing else
         deviation = noise.stddev(answer.count) / sketch.scale
         return RoundResult(table / sketch.scale, deviation, measurement, second_noise, within_clip)
+
+    def _measure(self, sketch: RoundSketch, answer: NoisedSum) -> tuple[float, float]:
+        """The norm of the second table of a secure sum, or of its distance from the second sketch
+        of the decoded sum, and its deviation: computed from what was released."""
+        second = sketch.second
+        assert second is not None  # as `_masked_table` makes it
+        assert second.dense is not None
+        table, gap, _ = sketch.split(answer.table)
+        gap = gap / second.scale
+        if self.design.compression.asks == "error":
+            gap = gap - second.dense.encode(sketch.main.decode(table, 1))
+        noise = answer.task.mechanism.stddev(answer.count) / second.scale
+        return norm_of_table(float((gap * gap).sum()), second.cells, noise)
 
     def take(self, result: RoundResult) -> None:
         """Decode a round's result, step along it, size the next sketch and move the clip."""
@@ -234,6 +264,7 @@ class TrainingCampaign(Campaign):
             progress=(self.done + 1) / design.rounds,
             measurement=result.measurement,
             second_noise=result.second_noise,
+            slack=None if design.secure is None else math.sqrt(2) * result.second_noise,
         )
         if dense is not None:
             update = TensorSketch(dense, update.device).decode(update)
@@ -254,3 +285,16 @@ class TrainingCampaign(Campaign):
 
     def __repr__(self) -> str:
         return f"TrainingCampaign({self.done} of {self.design.rounds} rounds done)"
+
+
+def norm_of_table(squared: float, cells: int, noise: float) -> tuple[float, float]:
+    """The norm behind a table with noise of this deviation on each cell, from the table's squared
+    norm, and its deviation; √2 of them are what √2 deviations of the squared norm make.
+
+    >>> norm, deviation = norm_of_table(900.0 + 36, 36, 1.0)
+    >>> round(norm, 3), round(deviation, 3)
+    (30.0, 3.404)
+    """
+    square = max(squared - cells * noise**2, 0.0)
+    upper = square + math.sqrt(2) * spread_of_squares(square, cells, noise)
+    return math.sqrt(square), (math.sqrt(upper) - math.sqrt(square)) / math.sqrt(2)

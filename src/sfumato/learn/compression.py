@@ -10,12 +10,15 @@ costs, and a rule is a way to learn |m|² and to choose L from it.
     adapt_norm    paper 002, algorithm 3: a second sketch's norm, noised and paid for with a tenth
                   of the budget, plus √20·σ of slack, sizes the next round
     two_stage     algorithm 4: whole vectors for a while, whose norms size all other rounds
-    adapt_tail    algorithm 5: grow or shrink by a fifth as the error is above or below a target
+    adapt_tail    algorithm 5: grow or shrink by a fifth as the error is above or below a target;
+                  in a secure sum, the second sketch of the last three is in the sum with its own
+                  noise, and norm and error are computed from that
     free_norm     ours: the noised table's own norm gives |m|² at no cost, and early rounds, which
                   a model forgets, are sent smaller
 
 Differs from the paper: its formulas mix the units of sums and means, and have the relative error on
-the wrong side; with both corrected the tables of the paper come out (docs/decisions/0020).
+the wrong side; with both corrected, the sizes in its tables are of the right order
+(docs/decisions/0020).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from sfumato.spec import require, spec
+from sfumato.spec import later, require, spec
 
 Asks: TypeAlias = Literal["nothing", "norm", "error"]  # what a round measures
 
@@ -43,6 +46,7 @@ class RoundStatistics:
     progress: float = 1.0  # share of the rounds that are done
     measurement: float | None = None  # the noised norm, or error, of a second sketch
     second_noise: float = 0.0  # deviation of the noise on the measurement
+    slack: float | None = None  # what to add to a measured norm; None: √20·σ, as algorithm 3 does
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ class AdaptNorm:
         """
         assert statistics.measurement is not None  # the task asked for it
         noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        cells = (max(statistics.measurement, 0.0) + SLACK * noise) ** 2 / (self.error * noise**2)
+        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        cells = (max(statistics.measurement, 0.0) + slack) ** 2 / (self.error * noise**2)
         return replace(sizing, cells=_whole(cells, length), rounds=sizing.rounds + 1)
 
 
@@ -133,24 +138,37 @@ class TwoStage:
 
     error: float = 0.1
     warm_up: int = 75
+    prior_norm: float | None = later(None)  # of the mean update, as a share of the clip
 
     def check(self) -> None:
         require(self.error > 0, f"error must be above 0; got {self.error}")
         require(self.warm_up >= 1, f"warm_up must be at least 1; got {self.warm_up}")
+        require(
+            self.prior_norm is None or 0 < self.prior_norm <= 1,
+            f"prior_norm must be above 0 and at most 1; got {self.prior_norm}",
+        )
+
+    @property
+    def rounds_measured(self) -> int:
+        """Rounds whose norm is measured: none if it is known beforehand."""
+        return self.warm_up if self.prior_norm is None else 0
 
     def start(self, length: int, largest: float) -> Sizing:
-        return Sizing(cells=length)
+        if self.prior_norm is None:
+            return Sizing(cells=length)
+        return Sizing(cells=_whole(self.prior_norm**2 * largest / self.error, length))
 
     def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         rounds = sizing.rounds + 1
-        if rounds > self.warm_up:
+        if rounds > self.rounds_measured:
             return replace(sizing, rounds=rounds)
         assert statistics.measurement is not None  # the task asked for it
         total = sizing.memory + max(statistics.measurement, 0.0)
         if rounds < self.warm_up:
             return replace(sizing, rounds=rounds, memory=total)
         noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        norm = total / rounds + SLACK * noise / math.sqrt(rounds)
+        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        norm = total / rounds + slack / math.sqrt(rounds)
         cells = _whole(norm**2 / (self.error * noise**2), length)
         return Sizing(cells=cells, rounds=rounds, memory=total)
 

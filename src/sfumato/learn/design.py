@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
-from sfumato.flow.release import Cost, Influence, ModelRelease
+from sfumato.flow.release import Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
 from sfumato.learn import models
@@ -27,6 +27,7 @@ from sfumato.privacy.accounting import (
     PlannedLoss,
     SampledLoss,
 )
+from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.rounding import COARSEST, Rounding, fineness
 from sfumato.privacy.samplers import LARGEST_SCALE, Rng
 from sfumato.questions.promise import masked_influence
@@ -35,7 +36,9 @@ from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
 
+LEAST_DRAWN = LARGEST_SCALE["gaussian"] / 8  # of noise on tables that are coarse because of it
 SECOND_WIDTH = 2  # width of the second sketch, as a multiple of its rows
+SECURE_WIDTH = 4  # width of a second sketch for a norm, in a secure sum
 
 
 @spec("server_optimizer")
@@ -177,11 +180,6 @@ class TrainingDesign(QuestionDefaults):
             f"{kind} sizes sketches by the noise; without noise use a fixed rate",
         )
         if self.secure is not None:
-            require(
-                self.compression.asks == "nothing",
-                f"{kind} asks for a noised norm, to which noise in shares cannot be added; use "
-                "free_norm, whose norm comes with the sum",
-            )
             require(self.adaptive_clip is None, "a secure sum has a fixed clip")
             require(
                 self.sampling != "poisson",
@@ -195,6 +193,10 @@ class TrainingDesign(QuestionDefaults):
     @property
     def devices(self) -> int:
         return self.clients
+
+    @property
+    def algorithm(self) -> str:
+        return "federated_averaging"
 
     @property
     def tasks_per_device(self) -> int:
@@ -252,16 +254,12 @@ class TrainingDesign(QuestionDefaults):
             campaign.parameters(),
             rate=campaign.rate,
             rounds_held=campaign.rounds_held,
-            privacy=plan.privacy,
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=campaign.rounds_held,
                 bytes_per_device=round(total_bytes / participation.devices),
-                seconds=0.0,
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=plan.summary(),
-            notes=notes,
         )
 
     @property
@@ -319,12 +317,17 @@ class TrainingDesign(QuestionDefaults):
         """The privacy loss of a client over all rounds, against everybody who is not trusted."""
         if self.noise_multiplier == 0:
             return NoPrivacy()
-        # Only the coarsest table matters: finer ones cost less under Skellam noise.
+        # Only the coarsest table matters: finer ones cost less. Tables for Gaussian noise are
+        # coarser where it could not be drawn otherwise.
+        noise: Noise = "gaussian" if self.secure is None else "skellam"
+        coarse = COARSEST
+        if noise == "gaussian":
+            coarse = min(coarse, LEAST_DRAWN / self.noise_multiplier)
         one = AdditiveLoss(
-            noise="gaussian" if self.secure is None else "skellam",
-            scale=self.noise_multiplier * COARSEST,
-            l1=COARSEST**2,
-            l2=COARSEST,
+            noise=noise,
+            scale=self.noise_multiplier * coarse,
+            l1=max(coarse, coarse**2),
+            l2=coarse,
             unit_cells=0,
         )
         if not self.is_amplified:  # at most `passes` cohorts, known to have this client
@@ -382,9 +385,12 @@ class TrainingDesign(QuestionDefaults):
         return DenseSketch.within(cells, length=length, rows=self.rows, seed=self.seed, round=round)
 
     def second_sketch(self, length: int, round: int) -> DenseSketch:
-        """The small sketch whose norm, or error, is measured: ⌈ln d⌉ rows."""
+        """The small sketch whose norm, or error, is measured: ⌈ln d⌉ rows. In a secure sum each
+        of its cells has noise, so one whose norm is measured is smaller."""
         rows = math.ceil(math.log(length)) if length > 1 else 1
         width = SECOND_WIDTH * rows
+        if self.secure is not None and self.compression.asks == "norm":
+            width = SECURE_WIDTH
         return DenseSketch(length=length, rows=rows, width=width, seed=self.seed + 1, round=round)
 
 
@@ -400,6 +406,24 @@ def whole_numbers(
     return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)
 
 
+def second_whole_numbers(main: VectorSketch, second: DenseSketch, clip: float) -> VectorSketch:
+    """The second sketch of a secure sum, in whole numbers whose norm is the part of both tables'
+    that belongs to the second: with noise of one scale on both, each has its part of the budget."""
+    target = main.rounding.l2 * math.sqrt(1 / MAIN_SHARE - 1)
+
+    def sketch(fine: float) -> VectorSketch:
+        return VectorSketch(
+            length=main.length, clip=clip, bound=clip, scale=fine / clip, dense=second
+        )
+
+    low, high = 1.0, target  # rounding lengthens a table
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        longer = sketch(middle).rounding.l2 > target
+        low, high = (low, middle) if longer else (middle, high)
+    return sketch(low)
+
+
 def _drawable_fineness(design: TrainingDesign, fine: float, cells: int) -> float:
     """Whole numbers per clip: `fine`, or fewer if the samplers' largest scale demands it."""
     if design.secure is None:
@@ -409,6 +433,7 @@ def _drawable_fineness(design: TrainingDesign, fine: float, cells: int) -> float
         most = LARGEST_SCALE["skellam"] / design.secure.noise(1.0, design.cohort).stddev(
             design.cohort
         )
+        most *= 1.0 if design.compression.asks == "nothing" else math.sqrt(MAIN_SHARE)
         least = COARSEST
 
     def can_draw(fine: float) -> bool:  # rounding may add one to a measured norm

@@ -14,8 +14,8 @@ An exchange that is not differentially private says "no DP guarantee" in its lab
 figures, and its loss is `NoPrivacy`, which no finite budget pays for.
 
 A round is a task on the flow: workers send tables of whole numbers, which are added, charged for,
-noised and read. Noise is exact, but drawn from a seed, for experiments. Tables without a bound are
-clipped at `LONGEST_TABLE`, far beyond any that a training survives, since a sum must not wrap.
+noised and read. Noise is exact; from a seed, for experiments, it promises nothing. Tables without a
+bound are clipped at `LONGEST_TABLE`, far beyond any that a training survives: no sum may wrap.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
 from sfumato.flow.model_terms import F32, LocalTraining
-from sfumato.flow.release import NoisedSum
+from sfumato.flow.release import Influence, NoisedSum, Release
 from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.kernels import F64
 from sfumato.kernels.dense import plain as plain_dense
@@ -43,8 +44,18 @@ from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
+from sfumato.learn.design import LEAST_DRAWN
 from sfumato.learn.training import NoLedger, evaluate
-from sfumato.privacy import Account, Charge, NoiseAtRelease, NoNoise, PlannedLoss, Rng, SeededRng
+from sfumato.privacy import (
+    Account,
+    Charge,
+    NoiseAtRelease,
+    NoNoise,
+    PlannedLoss,
+    Rng,
+    SeededRng,
+    SystemRng,
+)
 from sfumato.privacy.accounting import (
     AdditiveLoss,
     Loss,
@@ -55,9 +66,10 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
 from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.questions.question import Participation, Plan, QuestionDefaults
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch, clip_rows
-from sfumato.spec import LARGEST_INTEGER, digest, require, spec
+from sfumato.spec import LARGEST_INTEGER, digest, later, require, spec
 
 NOT_PRIVATE = "no DP guarantee"
 IN_THEORY = "if noise were secret; here it is drawn from a seed, for experiments only"
@@ -112,6 +124,55 @@ def padded_length(rows: int, width: int, epsilon: float, ratio: float) -> int:
         enough = claimed_epsilon(middle, rows, width, ratio) <= epsilon
         low, high = (low, middle) if enough else (middle, high)
     return high
+
+
+# Lemma 1 and theorem 3: what a sketch costs in accuracy.
+
+
+def sizes_for(error: float, failure_probability: float) -> tuple[int, int]:
+    """Lemma 1: rows and width with which the reading of a coordinate of g is off by more than
+    `error` × |g| with at most this probability.
+
+    Width e/error², as in the paper: the reading of a row has variance |g|²/width at most, so by
+    Chebyshev's inequality it is off by more with a chance of at most 1/e. The median is off only if
+    half of the rows are, which is a tail of a binomial law: about 28·ln(1/failure_probability) rows
+    (the paper says O(ln(1/δ))).
+
+    >>> sizes_for(0.5, 0.05)
+    (35, 11)
+    """
+    from scipy import stats
+
+    require(0 < error < 1, f"error must be above 0 and below 1; got {error}")
+    require(
+        0 < failure_probability < 1,
+        f"failure_probability must be above 0 and below 1; got {failure_probability}",
+    )
+    width = max(2, math.ceil(math.e / error**2))
+    chance, rows = 1 / (width * error**2), 1
+    while stats.binom.sf(rows // 2, rows, chance) > failure_probability:
+        rows += 2
+    return rows, width
+
+
+def convergence_bound(
+    rounds: int, *, length: int, error: float, gradient: float, diameter: float, step: float
+) -> float:
+    """Theorem 3: how far the mean of the first `rounds` iterates of sketched SGD on a convex loss
+    is from its minimum, in expectation. Steps are `step`/√i, iterates stay in a set of this
+    diameter, gradients of `length` coordinates have a norm of at most `gradient`, and a reading is
+    off by at most `error` × |g|, in the root of the mean square.
+
+    As printed: (D²/2c + c·√((i + 1)/i)·(n·μ² + 1)·G²)/√i. It holds: the usual proof gives it
+    without the root, which is above 1.
+
+    >>> round(convergence_bound(100, length=50, error=0.2, gradient=1.0, diameter=2.0, step=1.0), 3)
+    0.501
+    """
+    require(rounds >= 1, f"rounds must be at least 1; got {rounds}")
+    noise = (length * error**2 + 1) * gradient**2
+    spread = step * math.sqrt((rounds + 1) / rounds) * noise
+    return (diameter**2 / (2 * step) + spread) / math.sqrt(rounds)
 
 
 def spread(vector: F32) -> tuple[float, float]:
@@ -508,9 +569,12 @@ def _gaussian_loss(
 ) -> SampledLoss:
     """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
     sampled = noise == "sum" and cohort < clients
+    # Tables are coarser where the noise of all devices could not be drawn otherwise.
+    most = LEAST_DRAWN / math.sqrt(1 if noise == "sum" else cohort)
+    unit = min(_UNIT, most / multiplier)
     return SampledLoss(
         loss=AdditiveLoss(
-            noise="gaussian", scale=multiplier * _UNIT, l1=_UNIT**2, l2=_UNIT, unit_cells=0
+            noise="gaussian", scale=multiplier * unit, l1=max(unit, unit**2), l2=unit, unit_cells=0
         ),
         probability=cohort / clients if sampled else 1.0,
         scheme="fixed" if sampled else "poisson",
@@ -526,7 +590,7 @@ def _power_of_two(length: int) -> int:
 
 
 @spec("diffsketch_design")
-class DiffSketchDesign:
+class DiffSketchDesign(QuestionDefaults):
     """A training by algorithm 3 (all clients, one step: distributed SGD) or 4 (a cohort, local
     epochs: federated averaging). A worker's vector is the change of its parameters by local
     training, −learning_rate × gradient for one step, so the server adds the mean to the model.
@@ -543,9 +607,21 @@ class DiffSketchDesign:
     rounds: int
     local: LocalTraining
     exchange: Exchange
+    by_examples: bool = later(False)
+    """Draw a cohort with replacement, clients in proportion to their examples (algorithm 4's p_k),
+    instead of all cohorts alike. The number of examples is private, so nothing is promised."""
     seed: int  # of the model: public
 
     def check(self) -> None:
+        require(
+            not self.by_examples or self.exchange.noise_multiplier == 0,
+            "a cohort that is drawn by the number of examples has no accounted cost; leave out "
+            "by_examples, or the noise",
+        )
+        require(
+            not (self.by_examples and self.exchange.correction),
+            "error correction needs every client in every round; leave out by_examples",
+        )
         require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
         require(
             1 <= self.cohort <= self.clients,
@@ -574,6 +650,67 @@ class DiffSketchDesign:
         return models.count(self.make())
 
     @property
+    def devices(self) -> int:
+        return self.clients
+
+    @property
+    def algorithm(self) -> str:
+        return "diffsketch"
+
+    @property
+    def method(self) -> str:
+        return "distributed SGD" if self.local.steps == 1 else "federated averaging"
+
+    @property
+    def tasks_per_device(self) -> int:
+        return self.rounds
+
+    @property
+    def items_per_device(self) -> None:
+        return None
+
+    @property
+    def least_noise(self) -> float | None:
+        return self.exchange.noise_multiplier or None
+
+    @property
+    def influence(self) -> Influence:
+        note = "later rounds start from the parameters that it moved"
+        return Influence(of="a parameter of the model", most=None, note=note)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that a client receives in a round: the merged table if all are in every round
+        (algorithm 3), otherwise the model, since it has missed other rounds."""
+        everybody = self.cohort == self.clients and not self.by_examples
+        return (self.exchange.bits(self.length) if everybody else FLOAT_BITS * self.length) // 8
+
+    def parameters(self) -> dict[str, Any]:
+        """The main parameters, for people to read."""
+        exchange = self.exchange
+        return {
+            "model": self.model,
+            "clients": self.clients,
+            "cohort": self.cohort,
+            "rounds": self.rounds,
+            "exchange": exchange.label,
+            "rows": getattr(exchange, "rows", None),
+            "width": getattr(exchange, "width", None),
+            "noise_multiplier": exchange.noise_multiplier,
+        }
+
+    def campaign(self, plan: Plan, **context: Any) -> SketchCampaign:
+        return SketchCampaign(self, models.flatten(self.make()))
+
+    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
+        """Not available: clients compute updates from a model as well as from their data."""
+        raise SpecError("a model is trained by sfumato.simulation.train.train")
+
+    def answer(self, campaign: Any, plan: Plan, participation: Participation) -> Release:
+        """Not available: a collector does not run sketched training."""
+        raise SpecError("a model is trained by sfumato.simulation.train.train")
+
+    @property
     def rate(self) -> float:
         """32 bits per parameter, divided by what a device sends."""
         return FLOAT_BITS * self.length / self.exchange.bits(self.length)
@@ -597,18 +734,17 @@ class DiffSketchDesign:
         """The epsilon of all rounds together; infinite where nothing is promised."""
         return epsilon_of([self.loss], delta)
 
-    def privacy(self, delta: float) -> str:
-        """For people: the promise of all rounds together, and why it does not hold here."""
+    def privacy(self, delta: float, *, secret: bool = False) -> str:
+        """For people: the promise of all rounds together, and why it does not hold unless noise is
+        `secret`."""
         epsilon = self.epsilon(delta)
         if not math.isfinite(epsilon):
             return NOT_PRIVATE
         loss = self.loss
         assert isinstance(loss, SampledLoss)  # only Gaussian noise has a finite epsilon
         relation = "zero-out" if loss.scheme == "poisson" else "replace, with secret cohorts"
-        return (
-            f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds ({relation}), "
-            f"{IN_THEORY}"
-        )
+        promise = f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds ({relation})"
+        return promise if secret else f"{promise}, {IN_THEORY}"
 
 
 def small_lstm(seed: int) -> nn.Module:
@@ -694,11 +830,11 @@ def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng
 
 @dataclass(slots=True, repr=False)
 class SketchedTraining:
-    """Run a design on clients; the same seed gives the same run."""
+    """Run a design on clients; the same seed gives the same run, and keeps no promise."""
 
     design: DiffSketchDesign
     data: Federated
-    seed: int  # of cohorts, batches and noise
+    seed: int | None  # of cohorts, batches and noise; None: they are secret
     delta: float = 1e-5
     ledger: Account = field(default_factory=NoLedger)
     model: nn.Module = field(init=False)
@@ -717,7 +853,7 @@ class SketchedTraining:
         self.campaign = SketchCampaign(self.design, models.flatten(self.model))
         if self.design.exchange.correction:
             self.workers = self.campaign.flat.repeat(clients, 1)
-        self.privacy = self.design.privacy(self.delta)
+        self.privacy = self.design.privacy(self.delta, secret=self.seed is None)
         if self.privacy != NOT_PRIVATE and self.data.not_covered:
             self.privacy += f"; not covered: {'; '.join(self.data.not_covered)}"
 
@@ -733,7 +869,8 @@ class SketchedTraining:
         """Run all rounds; evaluate on the test set after those in `evaluate_at` and the last."""
         design, campaign = self.design, self.campaign
         while (task := campaign.next_task()) is not None:
-            number, rng = campaign.done, SeededRng(self.seed, campaign.done)
+            number = campaign.done
+            rng: Rng = SystemRng() if self.seed is None else SeededRng(self.seed, number)
             vectors = self._vectors(number)
             batch = gather(design.exchange, task, vectors, round=number, rng=rng)
             step(campaign, task, batch, ledger=self.ledger, rng=rng, charge_of=design.charge_of)
@@ -755,14 +892,28 @@ class SketchedTraining:
     def accuracy(self) -> float:
         return evaluate(self.model, self.flat, self.data)[0]
 
+    def cohort(self, round: int) -> npt.NDArray[np.int64]:
+        """The clients of a round; drawn by examples, one may be there several times."""
+        design = self.design
+        if design.by_examples:
+            sizes = self.data.train.sizes.numpy().astype(np.float64)
+            chance = self._chance(round, 2)
+            return np.sort(chance.choice(len(sizes), design.cohort, p=sizes / sizes.sum()))
+        everybody = np.arange(design.clients)
+        if design.cohort == design.clients:
+            return everybody
+        return np.sort(self._chance(round, 2).permutation(everybody)[: design.cohort])
+
+    def _chance(self, round: int, purpose: int) -> np.random.Generator:
+        if self.seed is None:
+            return np.random.default_rng(SystemRng().words(4))
+        return np.random.default_rng([self.seed, round, purpose])
+
     def _vectors(self, round: int) -> F32:
         """The vectors of a round's cohort, (cohort, length)."""
         design, length = self.design, self.campaign.flat.numel()
-        cohort = np.arange(design.clients)
-        if design.cohort < design.clients:
-            rows = np.random.default_rng([self.seed, round, 2])
-            cohort = np.sort(rows.permutation(design.clients)[: design.cohort])
-        torch_seed = int(np.random.default_rng([self.seed, round, 3]).integers(1 << 62))
+        cohort = self.cohort(round)
+        torch_seed = int(self._chance(round, 3).integers(1 << 62))
         generator = torch.Generator().manual_seed(torch_seed)
         vectors = np.zeros((len(cohort), length), dtype=np.float32)
         groups: list[tuple[Tensor, list[int]]] = [(self.campaign.flat, cohort.tolist())]

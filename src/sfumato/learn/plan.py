@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
@@ -22,15 +22,24 @@ from sfumato.learn.compression import (
     NoCompression,
     TwoStage,
 )
-from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign, whole_numbers
+from sfumato.learn.design import (
+    AdaptiveClip,
+    ServerOptimizer,
+    TrainingDesign,
+    second_whole_numbers,
+    whole_numbers,
+)
+from sfumato.learn.diffsketch import NOT_PRIVATE, DiffSketch, DiffSketchDesign
 from sfumato.privacy import epsilon_of
-from sfumato.privacy.accounting import LARGEST_MULTIPLIER, least_multiplier
+from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import require
 from sfumato.study import Study, TrainingStudy
 
+_SKETCHED = ("mode", "claimed_epsilon", "padding", "correction", "i_know_this_is_not_private")
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
     "replace": "replace: what one device sends becomes another's in every round",
@@ -39,6 +48,9 @@ _NEIGHBOURS = {
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """The plan of a training."""
+    if study.algorithm == "diffsketch":
+        return plan_sketched(study)
+    _check_keys(study)
     design = design_for(study)
     return Plan(
         study=study,
@@ -76,7 +88,7 @@ def design_for(study: Study) -> TrainingDesign:
         clients=study.devices,
         cohort=keys.cohort,
         rounds=study.round_count,
-        sampling=keys.sampling or ("passes" if study.is_masked else "poisson"),
+        sampling=_sampling(study, keys),
         local=LocalTraining(
             learning_rate=keys.learning_rate,
             batch=keys.batch,
@@ -86,6 +98,7 @@ def design_for(study: Study) -> TrainingDesign:
         ),
         clip=study.clip,
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
+        largest_l1=keys.largest_l1,
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
         compression=_rule(study, keys, noiseless),
         server=ServerOptimizer(
@@ -98,6 +111,31 @@ def design_for(study: Study) -> TrainingDesign:
     if study.epsilon is not None:
         design = replace(design, noise_multiplier=_multiplier(design, study.epsilon, study.delta))
     return design
+
+
+def _sampling(study: Study, keys: TrainingStudy) -> Literal["poisson", "fixed", "passes"]:
+    if keys.sampling == "by_examples":
+        raise StudyError(
+            'sampling = "by_examples" is for algorithm = "diffsketch": the number of examples is '
+            "private, and a cohort that is drawn by it has no accounted cost",
+            hint='set sampling to "poisson", "fixed" or "passes"',
+        )
+    return keys.sampling or ("passes" if study.is_masked else "poisson")
+
+
+def _check_keys(study: Study) -> None:
+    """Raise StudyError if a key of sketched training is set for another algorithm."""
+    keys = study.training
+    assert keys is not None  # Study has checked
+    values = {"rows": study.rows, "width": study.width}
+    values |= {f"training.{name}": getattr(keys, name) for name in _SKETCHED}
+    idle = [name for name, value in values.items() if value not in (None, 0, False)]
+    if idle:
+        raise StudyError(
+            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect without "
+            'algorithm = "diffsketch"',
+            hint=f"leave out {', '.join(idle)}",
+        )
 
 
 def algorithm(design: TrainingDesign) -> str:
@@ -191,7 +229,7 @@ def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
     if name == "adapt_norm":
         return AdaptNorm(error=error)
     if name == "two_stage":
-        return TwoStage(error=error, warm_up=keys.warm_up)
+        return TwoStage(error=error, warm_up=keys.warm_up, prior_norm=keys.prior_norm)
     if name == "adapt_tail":
         return AdaptTail(error=error, paper_target=keys.cohort if study.paper_mode else None)
     return FreeNorm(error=error, early=keys.early)
@@ -220,8 +258,9 @@ def _multiplier(design: TrainingDesign, epsilon: float, delta: float) -> float:
 
 def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
     length = models.count(design.make())
-    cells = _expected_cells(design, length)
-    most, likely = round_bytes(design, length, length), round_bytes(design, length, cells)
+    second = _second_cells(design, length)
+    cells = _expected_cells(design, length) + second
+    most, likely = round_bytes(design, length, length + second), round_bytes(design, length, cells)
     taking_part = design.rounds * design.cohort / design.clients
     spent = epsilon_of([design.loss], study.delta)
     return {
@@ -251,19 +290,33 @@ def _expected_cells(design: TrainingDesign, length: int) -> int:
         cells *= (1 - 1 / rule.early) / math.log(rule.early)
     whole = 0.0
     if isinstance(rule, TwoStage):
-        whole = min(rule.warm_up / design.rounds, 1.0)
+        whole = min(rule.rounds_measured / design.rounds, 1.0)
+        if rule.prior_norm is not None:
+            return rule.start(length, design.largest).cells
     return max(1, min(length, round(whole * length + (1 - whole) * min(cells, length))))
 
 
+def _second_cells(design: TrainingDesign, length: int) -> int:
+    asks = design.compression.asks != "nothing"
+    return design.second_sketch(length, 0).cells if asks else 0
+
+
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
-    """Bytes that a client sends in a round with `cells`; in a masked round, of all messages."""
-    dense = design.sketch(length, cells, 0)
-    sketch = whole_numbers(design, length, dense, design.clip)
+    """Bytes that a client sends in a round with `cells`, those of a second sketch included; in a
+    masked round, of all messages."""
+    second = _second_cells(design, length)
+    main = whole_numbers(
+        design, length, design.sketch(length, max(cells - second, 1), 0), design.clip
+    )
     if design.secure is not None:
+        sketch: VectorSketch | RoundSketch = main
+        if second:
+            small = design.second_sketch(length, 0)
+            sketch = RoundSketch(main=main, second=second_whole_numbers(main, small, design.clip))
         task = design.secure.task(
             sketch=sketch,
             mechanism=design.secure.noise(
-                max(design.multiplier, 1e-6) * sketch.rounding.l2, design.cohort
+                max(design.multiplier, 1e-6) * sketch.sensitivity(1).l2, design.cohort
             ),
             campaign="",
             cohort="",
@@ -271,8 +324,8 @@ def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
             items_per_device=1,
         )
         return sum(secure_sum.bytes_of(task))
-    bits = bits_for(most_devices(design.cohort) * sketch.rounding.largest)
-    return HEADER_BYTES + -(-sketch.cells * bits // 8)
+    bits = bits_for(most_devices(design.cohort) * main.rounding.largest)
+    return HEADER_BYTES + -(-(main.cells + second) * bits // 8)
 
 
 def _warnings(study: Study, design: TrainingDesign) -> list[str]:
@@ -299,3 +352,160 @@ def _warnings(study: Study, design: TrainingDesign) -> list[str]:
             f"would keep that promise; use at most {0.1 / design.clients:.1g}"
         )
     return warnings
+
+
+# Sketched training (paper 003).
+
+
+def plan_sketched(study: Study) -> Plan:
+    """The plan of a training by DiffSketch."""
+    design = sketched_design(study)
+    length, exchange = design.length, design.exchange
+    spent, taking_part = design.epsilon(study.delta), design.rounds * design.cohort / design.clients
+    up, down = exchange.bits(length) // 8, design.bytes_down
+    return Plan(
+        study=study,
+        design=design,
+        algorithm=f"{design.method} with DiffSketch, {exchange.label}",
+        predicted={
+            "epsilon": None if math.isinf(spent) else spent,
+            "model_parameters": length,
+            "rounds": design.rounds,
+            "rounds_per_device": taking_part,
+            "bytes_per_round": up,
+            "bytes_down_per_round": down,
+            "bytes_per_device": round(up * taking_part),
+            "bytes_down": round(down * taking_part),
+            "rate": design.rate,
+            "rate_both_ways": 2 * PARAMETER_BYTES * length / (up + down),
+        },
+        privacy=sketched_promise(study, design),
+        warnings=tuple(_sketched_warnings(study, design)),
+    )
+
+
+def sketched_design(study: Study) -> DiffSketchDesign:
+    """The training by DiffSketch that a study asks for."""
+    keys = study.training
+    assert keys is not None  # Study has checked
+    assert study.devices is not None  # plan() has checked
+    idle = {
+        "compression": study.compression is not None,
+        "bytes_per_device": study.bytes_per_device is not None,
+        "training.server": (keys.server, keys.server_rate, keys.momentum) != ("momentum", 1.0, 0.9),
+        "training.adaptive_clip": keys.adaptive_clip,
+        "training.largest_l1": keys.largest_l1 is not None,
+        "training.hidden": keys.hidden is not None,
+    }
+    if any(idle.values()):
+        names = ", ".join(name for name, is_set in idle.items() if is_set)
+        raise StudyError(f'no effect with algorithm = "diffsketch": {names}; leave it out')
+    if keys.mode is None or study.rows is None or study.width is None:
+        raise StudyError(
+            'algorithm = "diffsketch" needs rows and width, the sizes of the sketch, and '
+            "training.mode",
+            hint='set training.mode to "gaussian" for a promise, or to "none" or "paper"',
+        )
+    if keys.sampling not in (None, "fixed", "by_examples"):
+        raise StudyError(
+            'sampling must be "fixed" or "by_examples" with algorithm = "diffsketch"; got '
+            f"{keys.sampling}"
+        )
+    private = keys.mode == "gaussian"
+    weighted = keys.sampling == "by_examples"
+    require(
+        not (private and weighted),
+        'sampling = "by_examples" has no accounted cost, since the number of examples is private; '
+        'set it to "fixed", or mode to "none" or "paper"',
+        StudyError,
+    )
+    require(
+        private or (study.epsilon is None and not keys.noise_multiplier),
+        f'mode = "{keys.mode}" promises nothing: set epsilon = inf, or mode = "gaussian"',
+        StudyError,
+    )
+    require(
+        private == (study.clip is not None),
+        'clip is for mode = "gaussian", and needed there',
+        StudyError,
+    )
+    require(
+        not private or (study.epsilon is None) != (keys.noise_multiplier is None),
+        'mode = "gaussian" needs epsilon, or epsilon = inf and training.noise_multiplier',
+        StudyError,
+    )
+    exchange = DiffSketch(
+        rows=study.rows, width=study.width, mode=keys.mode, clip=study.clip,
+        noise_multiplier=(keys.noise_multiplier or LARGEST_MULTIPLIER) if private else 0.0,
+        epsilon=keys.claimed_epsilon, padding=keys.padding, correction=keys.correction,
+        i_know_this_is_not_private=keys.i_know_this_is_not_private, seed=keys.seed,
+    )  # fmt: skip
+    design = DiffSketchDesign(
+        model=keys.model, inputs=keys.inputs, classes=keys.classes, clients=study.devices,
+        cohort=keys.cohort, rounds=study.round_count,
+        local=LocalTraining(
+            learning_rate=keys.learning_rate, batch=keys.batch, epochs=keys.epochs,
+            steps=keys.steps, most_examples=keys.most_examples,
+        ),
+        exchange=exchange, by_examples=weighted, seed=keys.seed,
+    )  # fmt: skip
+    if study.epsilon is None:
+        return design
+
+    def noised(multiplier: float) -> DiffSketchDesign:
+        return replace(design, exchange=replace(exchange, noise_multiplier=multiplier))
+
+    multiplier = least_multiplier(lambda z: noised(z).epsilon(study.delta), study.epsilon)
+    if math.isinf(multiplier):
+        raise ImpossibleError(
+            f"no noise multiplier up to {LARGEST_MULTIPLIER:g} keeps epsilon {study.epsilon:g}",
+            hint="raise epsilon or delta, or ask for fewer rounds",
+        )
+    return noised(multiplier)
+
+
+def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
+    """The privacy statement of a training by DiffSketch, with noise that no seed determines."""
+    spent, loss = design.epsilon(study.delta), design.loss
+    guarantee = f"{NOT_PRIVATE}: a sketch is a function of its vector, and its hashes are public"
+    mechanism, neighbours, assumptions = "none", _NEIGHBOURS["zero-out"], tuple[str, ...]()
+    mode = study.training.mode if study.training is not None else None
+    if mode == "paper":
+        mechanism = "as paper 003 prints it: noise that depends on private data, if any"
+    if isinstance(loss, SampledLoss):
+        guarantee = (
+            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
+            f"client over all {design.rounds:,} rounds"
+        )
+        mechanism = (
+            f"discrete gaussian noise of {design.exchange.noise_multiplier:.4f} times the largest "
+            "norm of a sketch"
+        )
+        if loss.scheme == "fixed":
+            neighbours = _NEIGHBOURS["replace"]
+            assumptions = (
+                f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, with a "
+                "fixed size, and stay secret",
+            )
+    return Privacy(
+        epsilon=None if math.isinf(spent) else spent,
+        delta=study.delta,
+        guarantee=guarantee,
+        unit="device",
+        neighbours=neighbours,
+        mechanism=mechanism,
+        trust=study.trust,
+        sees=SEES_TABLES,
+        assumptions=assumptions,
+        influence=design.influence,
+    )
+
+
+def _sketched_warnings(study: Study, design: DiffSketchDesign) -> list[str]:
+    mode = study.training.mode if study.training is not None else None
+    if mode == "gaussian":
+        return []
+    return [
+        f'mode = "{mode}" has no DP guarantee; paper 003 claims one for sketches, '
+        'and it does not hold (docs/concepts/diffsketch.md); mode = "gaussian" has one'
+    ]

@@ -1,111 +1,24 @@
-"""Rounds that release more than a sum: the update, a norm and a count, in one table.
+"""Noise for rounds of a trusted server that release more than a sum: the update, a norm, a count.
 
-A trusted server may ask a cohort for more than the sum of its updates. The rest is in further cells
-of the same table, so a round is one task, one sum and one charge. That matters where cohorts are
-drawn in secret: one coin decides about all cells of a client, while three tables with separate
-coins would not have the loss that is charged (docs/decisions/0028).
+All are cells of one table (`RoundSketch`), so a round is one task, one sum and one charge. That
+matters where cohorts are drawn in secret: one coin decides about all cells of a client, while three
+tables with separate coins would not have the loss that is charged (docs/decisions/0028).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from sfumato.errors import SpecError
-from sfumato.kernels import F64, I64
+from sfumato.kernels import I64
 from sfumato.privacy import Rng
-from sfumato.privacy.accounting import AdditiveLoss, Loss
+from sfumato.privacy.accounting import SMOOTHING, AdditiveLoss, Loss
 from sfumato.privacy.noise import Contribution, NoiseAtRelease
 from sfumato.privacy.samplers import discrete_gaussian
-from sfumato.sketch.norms import Norms
-from sfumato.sketch.vector import Reals, VectorSketch
+from sfumato.sketch.vector import RoundSketch
 from sfumato.spec import require, spec
-
-Bool = npt.NDArray[np.bool_]
-
-
-@spec("round_sketch")
-class RoundSketch:
-    """One flat table: the cells of `main`, those of `second`, and a cell that counts clips.
-
-    A client adds 1 to the last cell if its update is no longer than the clip, and −1 if it is
-    longer.
-    """
-
-    main: VectorSketch
-    second: VectorSketch | None = None  # for the norm, or the error of the decoded update
-    counts: bool = False  # whether updates within the clip are counted
-
-    @property
-    def shape(self) -> tuple[int]:
-        second = 0 if self.second is None else self.second.cells
-        return (self.main.cells + second + self.counts,)
-
-    @property
-    def word_bits(self) -> None:
-        return None
-
-    def tables(self, vectors: Reals, *, rng: Rng) -> I64:
-        """The tables of clients with these updates (n, length), (n, cells)."""
-        parts = [self.main.tables(vectors, rng=rng)]
-        if self.second is not None:
-            parts.append(self.second.tables(vectors, rng=rng))
-        if self.counts:
-            norms = np.linalg.norm(np.asarray(vectors, dtype=np.float64), axis=1)
-            parts.append(np.where(norms <= self.main.clip, 1, -1))
-        rows = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
-        return np.concatenate(rows, axis=1)
-
-    def encode(self, values: I64, weights: I64 | None = None) -> I64:
-        """The sum of clients' tables (n, cells); a table that is too long is refused."""
-        main, second, count = self.split(values)
-        parts = [self.main.encode(main, weights)]
-        if self.second is not None:
-            parts.append(self.second.encode(second, weights))
-        if np.abs(count).max(initial=0) > 1:
-            raise SpecError("a client's table must count its update once")
-        parts.append(count.sum(axis=0) if weights is None else weights @ count)
-        return np.concatenate([part.reshape(-1) for part in parts])
-
-    def split(self, table: npt.NDArray[Any]) -> tuple[Any, Any, Any]:
-        """The three parts of a table, or of each of several; a part may be empty."""
-        leading = table.shape[:-1]
-        ends = [self.main.cells, self.shape[0] - self.counts]
-        main, second, count = np.split(table, ends, axis=-1)
-        if self.second is not None:
-            second = second.reshape(*leading, *self.second.shape)
-        return main.reshape(*leading, *self.main.shape), second, count
-
-    def read(self, table: I64) -> tuple[I64, float | None, float | None]:
-        """The main table, the norm of the second in the unit of sums, and the count, from a
-        released table."""
-        main, rest = table[: self.main.cells].reshape(self.main.shape), table[self.main.cells :]
-        measurement = None if self.second is None else float(rest[0]) / self.second.scale
-        return main, measurement, float(rest[-1]) if self.counts else None
-
-    def estimate(self, table: npt.NDArray[np.number[Any]], values: npt.ArrayLike) -> F64:
-        """The sum's coordinates at these indices, 0 to length − 1."""
-        return self.main.estimate(self.split(table)[0], values)
-
-    def sensitivity(self, values: int) -> Norms:
-        parts = [self.main.sensitivity(values)]
-        if self.second is not None:
-            parts.append(self.second.sensitivity(values))
-        if self.counts:
-            parts.append(Norms(l1=values, l2=values, largest=values))
-        return Norms(
-            l1=sum(part.l1 for part in parts),
-            l2=math.hypot(*(part.l2 for part in parts)),
-            largest=max(part.largest or 0 for part in parts),
-        )
-
-    def possible(self, tables: I64, values: int) -> Bool:
-        main, second, count = self.split(tables)
-        possible: Bool = self.main.possible(main, values) & (np.abs(count) <= values).all(axis=1)
-        return possible if self.second is None else possible & self.second.possible(second, values)
 
 
 @spec("round_noise")
@@ -161,12 +74,18 @@ class RoundNoise(NoiseAtRelease):
         return round(float(np.linalg.norm(reals)) * sketch.scale)
 
     def loss(self, contribution: Contribution) -> Loss:
+        """As one table whose noise costs what all parts cost together, each priced as continuous
+        noise (docs/proofs/noise.md); where a part has too little noise for that, a table with so
+        little that it is priced by Rényi bounds as well."""
         main = self.sketch.main.rounding
-        spent = (main.l2 / self.scale) ** 2
+        parts = [(main.l2, self.scale)]
         if self.sketch.second is not None:
-            spent += (self.sketch.second.rounding.l2 / self.second_scale) ** 2
+            parts.append((self.sketch.second.rounding.l2, self.second_scale))
         if self.sketch.counts:
-            spent += 1 / self.count_scale**2
-        return AdditiveLoss(
-            noise="gaussian", scale=main.l2 / math.sqrt(spent), l1=main.l1, l2=main.l2, unit_cells=0
-        )
+            parts.append((1.0, self.count_scale))
+        if min(scale for _, scale in parts) ** 2 > SMOOTHING:
+            spent = sum(l2**2 / (scale**2 - SMOOTHING) for l2, scale in parts)
+            scale, l2 = math.sqrt(main.l2**2 / spent + SMOOTHING), main.l2
+        else:
+            scale, l2 = 1.0, math.sqrt(sum((l2 / scale) ** 2 for l2, scale in parts))
+        return AdditiveLoss(noise="gaussian", scale=scale, l1=max(l2, l2**2), l2=l2, unit_cells=0)

@@ -25,16 +25,15 @@ from sfumato.flow.campaign import step
 from sfumato.flow.release import charge
 from sfumato.flow.task import Task
 from sfumato.learn import models
-from sfumato.learn.campaign import RoundResult, TrainingCampaign
+from sfumato.learn.campaign import RoundResult, TrainingCampaign, norm_of_table
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
 from sfumato.learn.local_update import trainer
-from sfumato.learn.round_table import RoundSketch
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Account, Charge
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
-from sfumato.sketch.vector import VectorSketch
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, require
 
 Progress = Callable[[str, float], None]
@@ -375,9 +374,16 @@ class FloatSum:
         if len(self.totals) > 1:
             (first, second), table = self.maps, self.totals[1]
             assert second is not None  # a second sketch is small
+            in_shares = campaign.design.secure is not None  # the second table has noise, too
+            if in_shares:
+                table = table + spread * normal(*table.shape)
             if campaign.design.compression.asks == "error":
                 table = table - second.encode(first.decode(main) if first else main)
-            measurement = float(torch.linalg.vector_norm(table)) + spread * float(normal())
+            measurement = float(torch.linalg.vector_norm(table))
+            if in_shares:
+                measurement, spread = norm_of_table(measurement**2, table.numel(), spread)
+            else:
+                measurement += spread * float(normal())
         if campaign.design.adaptive_clip is not None:
             within_clip = self.within + campaign.count_noise * float(normal())
             within_clip += campaign.design.cohort / 2

@@ -5,7 +5,6 @@ from sfumato.privacy.accounting import (
     ApproximateLoss,
     Charge,
     Loss,
-    Noise,
     NoPrivacy,
     PlannedLoss,
     calibrate,
@@ -14,7 +13,8 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.ledger import Account, Budget, Entry, Ledger
 from sfumato.privacy.listing import ListedAbove, best_list
-from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise
+from sfumato.privacy.noise import Mechanism, NoiseAtRelease, NoiseInShares, NoNoise, least_noise
+from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.randomizers import (
     CountMeanSketch,
     DirectResponse,
@@ -68,6 +68,7 @@ __all__ = [
     "discrete_laplace",
     "epsilon_of",
     "gaussian_stddev",
+    "least_noise",
     "skellam",
     "threshold_sample",
 ]

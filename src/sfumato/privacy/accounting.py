@@ -8,12 +8,15 @@ factor √2 that is often used is not enough (docs/proofs/count_sketch.md).
 
 Where a contribution moves exactly k cells by exactly one, its privacy loss is the k-fold
 composition of a one-dimensional shift by one, which is computed exactly (`unit_cells`); nothing is
-bounded except by the accountant's discretisation, which rounds up. Otherwise Rényi bounds are used.
+bounded except by the accountant's discretisation, which rounds up. Where only norms are known,
+discrete Gaussian noise of variance v costs at most what continuous Gaussian noise of variance v − 3
+costs, which is known exactly (docs/proofs/noise.md); Skellam noise is priced by Rényi bounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import LARGEST_SCALE, LEAST_SCALE, log_mass
 from sfumato.spec import require, spec
 
@@ -30,13 +34,14 @@ from sfumato.spec import require, spec
 if TYPE_CHECKING:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-Noise = Literal["gaussian", "laplace", "skellam"]
-
 # Ledgers on disk depend on these, too: a filter's order is one of them.
 ORDERS = np.array([1.25, 1.5, *range(2, 65), *range(72, 520, 8), 1024.0, 2048.0])
 LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk depend on it
 LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
+SMOOTHING = 3.0  # variance by which discrete Gaussian noise is priced as less than it is
+_SAMPLED_INTERVAL = 1e-3  # grid of losses of sampled rounds; the accountant rounds up
+_MARGIN = 1e-9  # relative, of a delta: for float errors, and for what `SMOOTHING` leaves out
 
 
 @spec("additive_loss")
@@ -48,6 +53,11 @@ class AdditiveLoss:
     l1: float
     l2: float
     unit_cells: int  # how many cells are moved by exactly one; 0 if only the norms are known
+
+    @property
+    def pure_epsilon(self) -> float:
+        """The epsilon with a delta of 0: finite if the noise is pure."""
+        return self.l1 / self.scale if NOISES[self.noise].is_pure else math.inf
 
     def check(self) -> None:
         require(self.scale > 0, f"scale must be above 0; got {self.scale}")
@@ -79,8 +89,8 @@ class SampledLoss:
 
     Claim: Poisson sampling, for the zero-out relation; cohorts of a fixed size, for it and for
         replacing a device (which is why it costs more).
-    Proof: docs/proofs/sampled_rounds.md, from Rényi bounds at whole orders: they hold for discrete
-        Gaussian and Skellam noise as for continuous noise.
+    Proof: docs/proofs/sampled_rounds.md. Discrete Gaussian noise under Poisson sampling is priced
+        as continuous noise; the rest by Rényi bounds at whole orders.
     """
 
     loss: AdditiveLoss
@@ -94,9 +104,10 @@ class SampledLoss:
             f"probability must be above 0, at most 1; got {self.probability}",
         )
         require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        names = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
         require(
-            self.loss.noise in ("gaussian", "skellam"),
-            f"sampled rounds are accounted for Gaussian and Skellam noise; got {self.loss.noise}",
+            NOISES[self.loss.noise].in_samples,
+            f"sampled rounds are accounted for {names} noise; got {self.loss.noise}",
         )
 
 
@@ -160,14 +171,88 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if not additive and not sampled:
         return 0.0
     if sampled:
-        return _renyi_epsilon([*map(renyi, additive), *map(sampled_renyi, sampled)], delta)
-    laplace = all(loss.noise == "laplace" for loss in additive)
-    pure = sum(loss.l1 / loss.scale for loss in additive) if laplace else math.inf
+        divergences = [*map(renyi, additive), *map(sampled_renyi, sampled)]
+        return min(_tight_epsilon(additive, sampled, delta), _renyi_epsilon(divergences, delta))
+    pure = sum(loss.pure_epsilon for loss in additive)
     if delta == 0:
         return pure
-    if all(loss.unit_cells or loss.noise == "laplace" for loss in additive):
+    if all(loss.unit_cells or NOISES[loss.noise].is_pure for loss in additive):
         return min(pure, _composed_epsilon(additive, delta))
-    return _renyi_epsilon([renyi(loss) for loss in additive], delta)
+    bound = _renyi_epsilon([renyi(loss) for loss in additive], delta)
+    return min(_tight_epsilon(additive, [], delta), bound)
+
+
+def _tight_epsilon(
+    additive: Sequence[AdditiveLoss], sampled: Sequence[SampledLoss], delta: float
+) -> float:
+    """The epsilon by exact privacy loss distributions; infinite if a loss has none.
+
+    Discrete Gaussian noise is priced as continuous noise of a smaller variance.
+    """
+    if delta == 0:
+        return math.inf
+    squares, coins, exact = 0.0, Counter[tuple[float, float]](), list[AdditiveLoss]()
+    for loss in additive:
+        if loss.noise == "gaussian" and loss.scale**2 > SMOOTHING:
+            squares += _squared_shift(loss)
+        elif loss.unit_cells or NOISES[loss.noise].is_pure:
+            exact.append(loss)
+        else:
+            return math.inf
+    for each in sampled:
+        loss = each.loss
+        if loss.noise != "gaussian" or loss.scale**2 <= SMOOTHING:
+            return math.inf
+        if each.scheme == "poisson" and each.probability == 1:
+            squares += each.times * _squared_shift(loss)
+        elif each.scheme == "poisson":
+            coins[1 / math.sqrt(_squared_shift(loss)), each.probability] += each.times
+        else:
+            return math.inf
+    if not coins and not exact:
+        return gaussian_epsilon(math.sqrt(squares), delta)
+    return _mixed_epsilon(squares, tuple(coins.items()), tuple(exact), delta)
+
+
+def _squared_shift(loss: AdditiveLoss) -> float:
+    """The squared sensitivity over variance of continuous noise that costs at least as much."""
+    return loss.l2**2 / (loss.scale**2 - SMOOTHING)
+
+
+@lru_cache(maxsize=256)
+def _mixed_epsilon(
+    squares: float,
+    coins: tuple[tuple[tuple[float, float], int], ...],
+    exact: tuple[AdditiveLoss, ...],
+    delta: float,
+) -> float:
+    """The epsilon of continuous Gaussian noise, in rounds that everybody or a random sample is in,
+    and of losses that are composed exactly; rounded up."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    interval = _SAMPLED_INTERVAL
+    if exact:
+        interval = _interval(exact)
+    else:  # little noise has large losses, for which a coarser grid will do
+        interval *= max(1.0, *(0.01 / deviation**2 for (deviation, _), _ in coins))
+    parts = [
+        pld.from_gaussian_mechanism(
+            deviation, sampling_prob=probability, value_discretization_interval=interval
+        ).self_compose(times)
+        for (deviation, probability), times in coins
+    ]
+    if squares:
+        parts.append(
+            pld.from_gaussian_mechanism(
+                1 / math.sqrt(squares), value_discretization_interval=interval
+            )
+        )
+    if exact:
+        parts.append(_composed(exact))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.compose(part)
+    return float(total.get_epsilon_for_delta(delta * (1 - _MARGIN)))
 
 
 def filter_epsilon(
@@ -229,9 +314,7 @@ def _pure_epsilon(loss: Loss) -> float:
     """The epsilon of a loss that is pure, or pure except for an event of some probability."""
     if isinstance(loss, ApproximateLoss):
         return loss.epsilon
-    if isinstance(loss, AdditiveLoss) and loss.noise == "laplace":
-        return loss.l1 / loss.scale
-    return math.inf
+    return loss.pure_epsilon if isinstance(loss, AdditiveLoss) else math.inf
 
 
 def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
@@ -286,6 +369,30 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
     return high
 
 
+def gaussian_epsilon(shift: float, delta: float) -> float:
+    """The epsilon of continuous Gaussian noise whose mean moves by `shift` deviations, rounded up.
+
+    >>> round(gaussian_epsilon(1 / 4.224679, 1e-6), 4)
+    1.0
+    """
+    from scipy import special
+
+    def delta_at(epsilon: float) -> float:
+        a, b = shift / 2, epsilon / shift
+        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
+
+    target = delta * (1 - _MARGIN)
+    if delta_at(0.0) <= target:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_at(high) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle) > target else (low, middle)
+    return high
+
+
 @lru_cache(maxsize=256)
 def calibrate(
     noise: Noise, *, l1: float, l2: float, unit_cells: int, epsilon: float, delta: float
@@ -293,7 +400,7 @@ def calibrate(
     """The least scale (to a tenth of a per cent, rounded up) at which one release costs epsilon."""
     if not epsilon > 0 or not math.isfinite(epsilon):
         raise SpecError(f"epsilon must be above 0 and finite; got {epsilon}")
-    if noise == "laplace":
+    if NOISES[noise].is_pure:
         scale = math.nextafter(l1 / epsilon, math.inf)
         return _within_sampler(noise, scale)
     if not 0 < delta < 1:
@@ -314,6 +421,9 @@ def calibrate(
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    if noise == "gaussian" and not unit_cells:  # known in closed form, unless it is very small
+        analytic = gaussian_stddev(l2, epsilon, delta * (1 - 2 * _MARGIN))
+        high = min(high, math.sqrt(analytic**2 + SMOOTHING))
     return high
 
 
@@ -358,10 +468,7 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    # Rounding up costs at most one interval per cell: keep the sum small, also beside the losses.
-    cells = sum(loss.unit_cells for loss in losses)
-    interval = min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
-    total = None
+    interval, total = _interval(losses), None
     for loss in losses:
         if loss.unit_cells:
             part = _unit_shift(loss.noise, loss.scale, loss.unit_cells, interval)
@@ -373,6 +480,13 @@ def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
         total = part if total is None else total.compose(part)
     assert total is not None  # callers pass at least one loss
     return total
+
+
+def _interval(losses: Sequence[AdditiveLoss]) -> float:
+    """The grid of losses: rounding up costs at most one interval per cell, so that their sum is
+    small, also beside the losses."""
+    cells = sum(loss.unit_cells for loss in losses)
+    return min(5e-4 / max(cells, 5), *(2e-3 / max(loss.scale, 1) for loss in losses))
 
 
 @lru_cache(maxsize=256)
@@ -394,23 +508,7 @@ def _unit_shift(
 
 def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
     """Rényi divergence at each order, bounded from the norms."""
-    if loss.noise == "laplace":  # pure epsilon: min(epsilon, order·epsilon²/2)
-        pure = loss.l1 / loss.scale
-        return np.minimum(pure, orders * pure**2 / 2)
-    variance = loss.scale**2
-    gaussian = orders * loss.l2**2 / (2 * variance)
-    if loss.noise == "gaussian":  # Canonne, Kamath, Steinke 2020, theorem 14
-        return gaussian
-    if loss.noise != "skellam":
-        raise SpecError(f"there is no bound for several items under {loss.noise} noise")
-    # Agarwal, Kairouz, Liu 2021, theorem 3.5: integer orders; others are rounded up
-    order = np.ceil(orders)
-    gaussian = order * loss.l2**2 / (2 * variance)
-    extra = np.minimum(
-        ((2 * order - 1) * loss.l2**2 + 6 * loss.l1) / (4 * variance**2),
-        3 * loss.l1 / (2 * variance),
-    )
-    return np.asarray(gaussian + extra)
+    return NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,14 @@ import numpy.typing as npt
 from sfumato.errors import SpecError
 from sfumato.kernels import local
 from sfumato.privacy.intervals import NORMAL_95, of_estimates, of_support
-from sfumato.privacy.randomizers import DirectResponse, Hashed, HashedResponse, Randomizer
+from sfumato.privacy.randomizers import (
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    Hashed,
+    HashedResponse,
+    Randomizer,
+)
 from sfumato.privacy.tallies import Tally
 
 F64 = npt.NDArray[np.float64]
@@ -134,6 +141,27 @@ def variance(
         chance * (1 - chance) * (others * (1 - 1 / randomizer.rows) + squares / randomizer.rows)
     )
     return (coins + collisions) / (1 - chance) ** 2
+
+
+def variance_bound(
+    randomizer: CountMeanSketch | HadamardCountMeanSketch, *, count: float, squares: float
+) -> float:
+    """The paper's bound on the variance of an item's count (theorem 4.2; for Hadamard sketches,
+    theorem 4.4). `squares` is the sum of the squares of all counts, the item's own included.
+
+    >>> sketch = CountMeanSketch(epsilon=2.0, rows=32, width=32, seed=0)
+    >>> bound = variance_bound(sketch, count=100.0, squares=10_000.0)
+    >>> bool(bound > variance(sketch, count=100.0, holders=0.0, squares=10_000.0))
+    True
+    """
+    collisions = squares / (count * randomizer.rows * randomizer.width)
+    if isinstance(randomizer, HadamardCountMeanSketch):
+        e = math.exp(randomizer.epsilon)
+        each = ((e + 1) / (e - 1)) ** 2 + collisions
+    else:
+        e = math.exp(randomizer.epsilon / 2)
+        each = e / (e - 1) ** 2 + 1 / randomizer.width + collisions
+    return count * each / (1 - 1 / randomizer.width) ** 2
 
 
 def optimal_variance(epsilon: float) -> float:

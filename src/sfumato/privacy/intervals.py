@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.samplers import log_mass
 
 F64 = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ class NoiseLaw:
         return cls(np.ones(1))
 
     @classmethod
-    def of(cls, kind: str, scale: float) -> NoiseLaw:
+    def of(cls, kind: Noise, scale: float) -> NoiseLaw:
         _, logs = log_mass(kind, scale)
         return cls(np.exp(logs))
 
@@ -301,7 +302,8 @@ def _truncated_score(
         cut = (c * share - edge) / deviation
         far_above = np.exp(np.minimum(special.log_ndtr(-away) - special.log_ndtr(cut), 0.0))
         far_below = np.maximum(special.ndtr(-away) - special.ndtr(-cut), 0.0)
-        return np.asarray(far_above + far_below / np.exp(special.log_ndtr(cut)))
+        with np.errstate(invalid="ignore"):  # 0/0 where it is never shown: such a c is refused
+            return np.asarray(far_above + far_below / np.exp(special.log_ndtr(cut)))
 
     middle = x / share
     spread = np.sqrt(np.asarray(error) ** 2 + sampling.variance(np.maximum(middle, 0.0)))

@@ -27,21 +27,21 @@ from sfumato.privacy.accounting import (
     delta_of,
 )
 from sfumato.privacy.intervals import NoiseLaw
-from sfumato.privacy.noise import Contribution
+from sfumato.privacy.noise import AtRelease, Contribution
 from sfumato.privacy.samplers import Rng, log_mass
-from sfumato.spec import require, spec
+from sfumato.privacy.sampling import count_heads
+from sfumato.spec import later, require, spec
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 ListNoise = Literal["none", "laplace", "gaussian"]
 
 DETECTION_SHARE = 0.95  # chance that an item with the detectable count is listed
-_COINS = 1 << 20  # how many are tossed together
 _SLACK = 1e-9  # relative rounding error of a claim that is computed again
 
 
 @spec("listed_above")
-class ListedAbove:
+class ListedAbove(AtRelease):
     """List the names whose count in a sample, with noise, reaches `threshold`; release no others.
 
     Each device tosses a coin for each of its items, which takes part with probability `rate`. The
@@ -49,7 +49,8 @@ class ListedAbove:
     to each count and lists those that reach the threshold.
 
     Claim: the list is (epsilon, delta)-DP; neighbours differ by one device's items, at most
-        `items_per_device` different ones, becoming none. `unlisted` is the part of delta for a
+        `items_per_device` different ones, becoming none; if `copies` count, at most so many items
+        and copies of them together. `unlisted` is the part of delta for a
         table that cannot be listed completely; nothing is released from such a table.
     Proof: docs/proofs/listing.md. Without noise, the coins are the noise (Bharadwaj and Cormode
         2022): delta by enumeration, `sampled_delta`. With it, names held by others are protected
@@ -71,6 +72,7 @@ class ListedAbove:
     unlisted: float = 0.0
     statistic: float = 0.0
     """Part of epsilon for releasing the number of different items, with Laplace noise."""
+    copies: bool = later(False)  # whether a device may count several times for an item
 
     def check(self) -> None:
         require(0 < self.rate <= 1, f"rate must be above 0, at most 1; got {self.rate}")
@@ -82,29 +84,23 @@ class ListedAbove:
         if self.epsilon is None:
             return
         require(
+            not self.copies or (self.noise == "laplace" and (self.rate == 1 or not self.amplified)),
+            "a list that counts copies must have Laplace noise, and must not use amplification by "
+            f"sampling; got noise {self.noise} at rate {self.rate}",
+        )
+        require(
             0 <= self.statistic < self.epsilon,
             f"statistic must be at least 0 and below epsilon; got {self.statistic}",
         )
         spent = self.unlisted + _delta(
             self.noise, self.scale, self.rate if self.amplified else 1.0, self.threshold,
-            self.items_per_device, self.epsilon - self.statistic,
+            self.items_per_device, self.epsilon - self.statistic, self.copies,
         )  # fmt: skip
         require(
             spent <= self.delta * (1 + _SLACK),
             f"this list costs a delta of {spent:.3g} at epsilon {self.epsilon}; "
             f"it may cost {self.delta:.3g}",
         )
-
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
-
-    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        return table
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         """The sum as it is, for the decoder only."""
@@ -131,14 +127,16 @@ class ListedAbove:
         """Standard deviation of the noise on a count of the list."""
         return _stddev(self.noise, self.scale)
 
-    def reach(self, count: int, cells: int) -> int:
-        return 0
+    @property
+    def most_per_item(self) -> int:
+        """The most by which one device moves the count of one item."""
+        return self.items_per_device if self.copies else 1
 
     def sample(self, values: Any, weights: I64 | None, *, rng: Rng) -> tuple[Any, I64 | None]:
         """The values that take part, of rows that `weights` devices (one each if None) hold."""
         if self.rate == 1:
             return values, weights
-        counts = _count_heads(len(values) if weights is None else weights, self.rate, rng)
+        counts = count_heads(len(values) if weights is None else weights, self.rate, rng)
         rows = np.flatnonzero(counts)
         plain = isinstance(values, np.ndarray | Sequence)  # otherwise an Arrow column
         sampled = np.asarray(values)[rows] if plain else values.take(rows)
@@ -155,9 +153,11 @@ class ListedAbove:
 
     def chance(self, count: int, least: float = 0.0, *, answering: float = 1.0) -> float:
         """The probability that an item of `count` devices is listed, with an estimate of at least
-        `least` over the devices that answer; each answers with probability `answering`."""
+        `least` over the devices that answer; each answers with probability `answering`. Of copies
+        each device has as many as it may send: then their number varies most."""
         threshold = max(self.threshold, math.ceil(least * self.rate - 1e-9))
-        return _chance(self.noise, self.scale, self.rate * answering, threshold, count)
+        each = self.most_per_item
+        return _chance(self.noise, self.scale, self.rate, answering, each, threshold, count)
 
     def detectable(
         self, least: float = 0.0, share: float = DETECTION_SHARE, *, answering: float = 1.0
@@ -174,7 +174,7 @@ class ListedAbove:
 
     def thin(self, counts: I64, rate: float, *, rng: Rng) -> I64:
         """Thin the counts of a sample taken at a higher `rate` to the rate of this list."""
-        return counts if rate == self.rate else _count_heads(counts, self.rate / rate, rng)
+        return counts if rate == self.rate else count_heads(counts, self.rate / rate, rng)
 
 
 def lists(
@@ -186,13 +186,18 @@ def lists(
     unlisted: float = 0.0,
     statistic: float = 0.0,
     amplified: bool = True,
+    copies: bool = False,
 ) -> list[ListedAbove]:
-    """All kinds of list at this rate that keep the promise, each with its least threshold."""
+    """All kinds of list at this rate that keep the promise, each with its least threshold. Copies
+    of an item need Laplace noise: it is made for a bound on their total, and a Gaussian for the
+    same total, all on one item, is wider."""
     options = []
-    for noise in ("none", "laplace", "gaussian"):
+    kinds: tuple[ListNoise, ...] = ("laplace",) if copies else ("none", "laplace", "gaussian")
+    amplified = amplified and not copies
+    for noise in kinds:
         amplification = rate if amplified else 1.0
         parameters = least_threshold(
-            noise, amplification, items_per_device, epsilon - statistic, delta - unlisted
+            noise, amplification, items_per_device, epsilon - statistic, delta - unlisted, copies
         )
         if parameters is not None:
             scale, threshold = parameters
@@ -208,6 +213,7 @@ def lists(
                     delta=delta,
                     unlisted=unlisted,
                     statistic=statistic,
+                    copies=copies,
                 )
             )
     if not options:
@@ -277,9 +283,22 @@ def _sampled_delta(rate: float, threshold: int, epsilon: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _delta(
-    noise: ListNoise, scale: float, rate: float, threshold: int, items: int, epsilon: float
+    noise: ListNoise,
+    scale: float,
+    rate: float,
+    threshold: int,
+    items: int,
+    epsilon: float,
+    copies: bool = False,
 ) -> float:
     """The delta of a list at this epsilon."""
+    if copies:  # a device's own items: all different, or all the same
+        if items / scale > epsilon * (1 + _SLACK) or threshold <= items:
+            return 1.0
+        return max(
+            items * noise_tail(noise, scale, threshold - 1),
+            noise_tail(noise, scale, threshold - items),
+        )
     if noise == "none":
         return items * sampled_delta(rate, threshold, epsilon / items)
     if noise == "laplace":  # item by item: each is a release of its own
@@ -296,7 +315,12 @@ def _delta(
 
 
 def least_threshold(
-    noise: ListNoise, rate: float, items: int, epsilon: float, delta: float
+    noise: ListNoise,
+    rate: float,
+    items: int,
+    epsilon: float,
+    delta: float,
+    copies: bool = False,
 ) -> tuple[float, int] | None:
     """The scale and the least threshold that keep a promise, if there are any."""
     if delta <= 0:
@@ -314,7 +338,7 @@ def least_threshold(
         )  # fmt: skip
 
     def keeps(threshold: int) -> bool:
-        return _delta(noise, scale, rate, threshold, items, epsilon) <= delta
+        return _delta(noise, scale, rate, threshold, items, epsilon, copies) <= delta
 
     high = 2
     while not keeps(high):
@@ -363,43 +387,53 @@ def noise_tail(noise: ListNoise, scale: float, least: int) -> float:
 
 
 @lru_cache(maxsize=1 << 14)
-def _chance(noise: ListNoise, scale: float, rate: float, threshold: int, count: int) -> float:
-    from scipy import stats
-
+def _chance(
+    noise: ListNoise,
+    scale: float,
+    rate: float,
+    answering: float,
+    each: int,
+    threshold: int,
+    count: int,
+) -> float:
+    """The chance that an item is listed, of whose `count` copies every device has `each`."""
     first, mass = _mass(noise, scale)
     over = np.cumsum(mass[::-1])[::-1]  # P[noise ≥ first + k]
-    sampled = np.array([count])
-    if rate < 1 and count < 4096:
-        sampled = np.arange(count + 1)
-    elif rate < 1:  # all but 2**-60 of a binomial
+
+    def reached(sampled: I64) -> F64:
+        needed = threshold - sampled - first
+        inside = over[np.clip(needed, 0, over.size - 1)]
+        return np.where(needed <= 0, 1.0, np.where(needed < over.size, inside, 0.0))
+
+    if each == 1 or answering == 1:  # one coin for both, or none for answering
+        sampled, weight = _heads(count, rate * answering)
+        return float(weight @ reached(sampled))
+    holders, left = divmod(count, each)
+    devices, weight = _heads(holders, answering)
+    chance = np.zeros(devices.size)
+    for extra, share in ((0, 1 - answering), (left, answering)):  # the last device has fewer
+        for place, copies in enumerate((each * devices + extra).tolist()):
+            sampled, sample_weight = _heads(copies, rate)
+            chance[place] += share * float(sample_weight @ reached(sampled))
+    return float(weight @ chance)
+
+
+def _heads(count: int, rate: float) -> tuple[I64, F64]:
+    """How many of `count` coins show heads, and with what probability: all but 2**-60 of it."""
+    from scipy import stats
+
+    if rate == 1:
+        return np.array([count]), np.ones(1)
+    heads = np.arange(count + 1)
+    if count >= 4096:
         middle, wide = count * rate, 10 * math.sqrt(count * rate * (1 - rate)) + 50
-        sampled = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
-    weight = stats.binom.pmf(sampled, count, rate) if rate < 1 else np.ones(1)
-    needed = threshold - sampled - first
-    reached = np.where(
-        needed <= 0, 1.0, np.where(needed < over.size, over[np.clip(needed, 0, over.size - 1)], 0)
-    )
-    return float((weight * reached).sum())
+        heads = np.arange(max(0, int(middle - wide)), min(count, int(middle + wide)) + 1)
+    return heads, np.asarray(stats.binom.pmf(heads, count, rate))
 
 
-def _count_heads(weights: I64 | int, rate: float, rng: Rng) -> I64:
-    """How many of each row's coins show heads, each with this probability: exactly, since a rate is
-    a multiple of 2**-64 unless it is below 2**-11, where it is rounded down."""
-    limit = np.uint64(min(int(rate * 2**64), 2**64 - 1))
-    if isinstance(weights, int):
-        return (rng.words(weights) < limit).astype(np.int64)
-    ends = np.cumsum(weights)
-    counts = np.zeros(weights.size, dtype=np.int64)
-    for start in range(0, int(ends[-1]) if ends.size else 0, _COINS):
-        stop = min(start + _COINS, int(ends[-1]))
-        heads = start + np.flatnonzero(rng.words(stop - start) < limit)
-        np.add.at(counts, np.searchsorted(ends, heads, side="right"), 1)
-    return counts
-
-
-def without_promise(rate: float, items_per_device: int = 1) -> ListedAbove:
+def without_promise(rate: float, items_per_device: int = 1, *, copies: bool = False) -> ListedAbove:
     """A sample that may be released as a whole."""
     return ListedAbove(
         rate=rate, noise="none", scale=0.0, threshold=1, items_per_device=items_per_device,
-        epsilon=None, delta=0.0,
+        epsilon=None, delta=0.0, copies=copies,
     )  # fmt: skip

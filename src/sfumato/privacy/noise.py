@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.privacy import samplers
-from sfumato.privacy.accounting import AdditiveLoss, Loss, Noise, NoPrivacy
+from sfumato.privacy.accounting import (
+    AdditiveLoss,
+    Loss,
+    NoPrivacy,
+    calibrate,
+    gaussian_stddev,
+)
 from sfumato.privacy.intervals import NoiseLaw
+from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
 I64 = npt.NDArray[np.int64]
+AT_RELEASE: tuple[Noise, ...] = tuple(name for name, kind in NOISES.items() if kind.at_release)
 _WRAP_BITS = 40  # a sum wraps with probability at most 2**-40
 
 
@@ -76,12 +85,10 @@ class Mechanism(Protocol):
         ...
 
 
-@spec("no_noise")
-class NoNoise:
-    """The exact sum: for pipelines without a privacy promise, and for measuring the cost of noise.
+class AtRelease:
+    """A base of mechanisms that leave the devices' tables as they are."""
 
-    Claim: none. The ledger records an infinite loss.
-    """
+    __slots__ = ()
 
     @property
     def in_shares(self) -> bool:
@@ -93,6 +100,17 @@ class NoNoise:
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
         return table
+
+    def reach(self, count: int, cells: int) -> int:
+        return 0  # noise is added after the sum is opened
+
+
+@spec("no_noise")
+class NoNoise(AtRelease):
+    """The exact sum: for pipelines without a privacy promise, and for measuring the cost of noise.
+
+    Claim: none. The ledger records an infinite loss.
+    """
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         return total
@@ -106,12 +124,9 @@ class NoNoise:
     def law(self, count: int) -> NoiseLaw:
         return NoiseLaw.none()
 
-    def reach(self, count: int, cells: int) -> int:
-        return 0
-
 
 @spec("noise_at_release")
-class NoiseAtRelease:
+class NoiseAtRelease(AtRelease):
     """Discrete Gaussian or Laplace noise, added once to the sum by the collector.
 
     Claim: one release is (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of` gives for
@@ -129,44 +144,52 @@ class NoiseAtRelease:
 
     def check(self) -> None:
         require(
-            self.noise in ("gaussian", "laplace"),
-            f"noise at the release is gaussian or laplace; got {self.noise}",
+            NOISES[self.noise].at_release,
+            f"noise at the release is {' or '.join(AT_RELEASE)}; got {self.noise}",
         )
         limit = samplers.LARGEST_SCALE[self.noise]
         require(
             0 < self.scale <= limit, f"scale must be above 0, at most {limit}; got {self.scale}"
         )
 
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
-
-    def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
-        return table
-
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
-        if self.noise == "gaussian":
-            return total + samplers.discrete_gaussian(self.scale, total.shape, rng)
-        return total + samplers.discrete_laplace(self.scale, total.shape, rng)
+        return total + samplers.sampler_of(self.noise, self.scale).draw(total.shape, rng)
 
     def loss(self, contribution: Contribution) -> Loss:
         return _additive(self.noise, self.scale, contribution)
 
     def stddev(self, count: int) -> float:
-        if self.noise == "gaussian":
-            return self.scale
-        ratio = math.exp(-1 / self.scale)
-        return math.sqrt(2 * ratio) / (1 - ratio)
+        return NOISES[self.noise].stddev(self.scale)
 
     def law(self, count: int) -> NoiseLaw:
         return NoiseLaw.of(self.noise, self.scale)
 
-    def reach(self, count: int, cells: int) -> int:
-        return 0  # noise is added after the sum is opened
+
+def least_noise(
+    contribution: Contribution,
+    *,
+    epsilon: float,
+    delta: float,
+    noises: Sequence[Noise] = AT_RELEASE,
+    is_rough: bool = False,
+) -> NoiseAtRelease:
+    """The noise of the least deviation with which one release costs at most epsilon; within about
+    a per cent if `is_rough`, which saves a second."""
+    norms: Any = {"l1": float(contribution.l1), "l2": float(contribution.l2)}
+    cells, options = contribution.unit_cells, list[NoiseAtRelease]()
+    for noise in sorted(noises, key=lambda noise: NOISES[noise].is_pure):
+        if NOISES[noise].is_pure:
+            if options and norms["l1"] / epsilon > samplers.LARGEST_SCALE[noise]:
+                continue  # it would have to be larger than another one
+            scale = calibrate(noise, **norms, unit_cells=cells, epsilon=epsilon, delta=0.0)
+        elif delta == 0:
+            continue
+        elif is_rough:
+            scale = gaussian_stddev(norms["l2"], epsilon, delta)
+        else:
+            scale = calibrate(noise, **norms, unit_cells=cells, epsilon=epsilon, delta=delta)
+        options.append(NoiseAtRelease(noise=noise, scale=scale))
+    return min(options, key=lambda option: option.stddev(1))
 
 
 @spec("noise_in_shares")
@@ -255,3 +278,16 @@ def _additive(noise: Noise, scale: float, contribution: Contribution) -> Additiv
         l2=float(contribution.l2),
         unit_cells=contribution.unit_cells,
     )
+
+
+def noise_parameters(mechanism: Mechanism) -> dict[str, Any]:
+    """The noise of a mechanism, as parameters of a plan."""
+    if isinstance(mechanism, NoiseAtRelease):
+        return {"noise": mechanism.noise, "noise_scale": mechanism.scale}
+    if isinstance(mechanism, NoiseInShares):
+        return {
+            "noise": "skellam, in shares",
+            "noise_scale": mechanism.scale,
+            "noise_scale_of_a_share": mechanism.share_stddev,
+        }
+    return {}

@@ -20,7 +20,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
@@ -31,13 +30,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import SpecError
 from sfumato.kernels import local
+from sfumato.privacy.noise_kinds import NOISES, Noise, exp_below
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 WORD_BITS = 64
-LARGEST_SCALE = {"gaussian": 1 << 16, "laplace": 1 << 12, "skellam": 1 << 16}
-"""Tables grow with the scale: about two million entries at these."""
+LARGEST_SCALE = {name: kind.largest_scale for name, kind in NOISES.items()}
 PROBABILITY_BITS = 256  # precision of a Bernoulli probability
 _FINE_BITS = 320  # precision of the exponentials behind it
 _MANY_WORDS = 1 << 12  # from here on, AES is faster than the system's generator
@@ -172,13 +171,13 @@ class Bernoulli:
     def flip(cls, epsilon: float) -> Bernoulli:
         """1/(1 + e^epsilon), rounded up: a lie is never rarer than claimed."""
         one = 1 << _FINE_BITS
-        return cls(-(-(one << PROBABILITY_BITS) // (one + _exp_below(epsilon))))
+        return cls(-(-(one << PROBABILITY_BITS) // (one + _odds_below(epsilon))))
 
     @classmethod
     @lru_cache(maxsize=64)
     def truth(cls, epsilon: float, others: int) -> Bernoulli:
         """e^epsilon/(e^epsilon + others), rounded down: the truth is never too likely."""
-        odds = _exp_below(epsilon)
+        odds = _odds_below(epsilon)
         return cls((odds << PROBABILITY_BITS) // (odds + (others << _FINE_BITS)))
 
     @property
@@ -223,9 +222,9 @@ class Bernoulli:
         return np.unpackbits(np.frombuffer(data, dtype=np.uint8))
 
 
-def _exp_below(epsilon: float) -> int:
+def _odds_below(epsilon: float) -> int:
     """A little less than e^epsilon × 2**_FINE_BITS: the decimal behind it may be rounded up."""
-    return _exp(Fraction(epsilon), _FINE_BITS) - 1
+    return exp_below(Fraction(epsilon), _FINE_BITS) - 1
 
 
 def discrete_gaussian(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
@@ -248,9 +247,9 @@ def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
 
 
 @lru_cache(maxsize=64)
-def log_mass(kind: str, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
+def log_mass(kind: Noise, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
     """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
-    half = HALF_WEIGHTS[kind](Fraction(scale), 2 * WORD_BITS)
+    half = NOISES[kind].weights(Fraction(scale), 2 * WORD_BITS)
     total = 2 * sum(half) - half[0]
     logs = [math.log(weight) - math.log(total) for weight in half if weight]
     return 1 - len(logs), np.array(logs[:0:-1] + logs)
@@ -324,71 +323,10 @@ def _cumulative(half: list[int], bits: int) -> tuple[int, list[tuple[int, int]]]
 
 
 @lru_cache(maxsize=64)
-def sampler_of(kind: str, scale: float) -> Inversion:
+def sampler_of(kind: Noise, scale: float) -> Inversion:
     if not LEAST_SCALE <= scale <= LARGEST_SCALE[kind]:
         raise SpecError(
             f"the scale of {kind} noise must be {LEAST_SCALE} to {LARGEST_SCALE[kind]}; got {scale}"
         )
     exact = Fraction(scale)
-    return Inversion.of(lambda bits: HALF_WEIGHTS[kind](exact, bits))
-
-
-_GUARD_BITS = 80  # rounding in a table of up to 2**24 entries stays below one place
-
-
-def _gaussian_weights(stddev: Fraction, bits: int) -> list[int]:
-    """exp(−x²/2σ²) for x = 0, 1, …: each the last times a ratio, each ratio the last times q."""
-    bits += _GUARD_BITS
-    root = _exp(-1 / (2 * stddev**2), bits)
-    square = root * root >> bits
-    weights, weight, ratio = [], 1 << bits, root
-    while weight:
-        weights.append(weight)
-        weight = weight * ratio >> bits
-        ratio = ratio * square >> bits
-    return weights
-
-
-def _laplace_weights(scale: Fraction, bits: int) -> list[int]:
-    bits += _GUARD_BITS
-    ratio = _exp(-1 / scale, bits)
-    weights, weight = [], 1 << bits
-    while weight:
-        weights.append(weight)
-        weight = weight * ratio >> bits
-    return weights
-
-
-def _skellam_weights(stddev: Fraction, bits: int) -> list[int]:
-    """Bessel's I_x(μ), μ the variance, by Miller's backward recurrence, which is stable:
-    I_{x−1} = I_{x+1} + (2x/μ)·I_x, every term positive."""
-    bits += _GUARD_BITS
-    variance = stddev**2
-    mu = float(variance)
-    last, logarithm = 0, 0.0
-    while logarithm > -bits:  # Amos 1974: I_x/I_{x−1} < μ/(x − 1/2 + √((x − 1/2)² + μ²))
-        last += 1
-        logarithm += math.log2(mu / (last - 0.5 + math.hypot(last - 0.5, mu)))
-    after, here = 0, 1 << bits
-    weights = [here]
-    for x in range(last, 0, -1):
-        before = after + 2 * x * variance.denominator * here // variance.numerator
-        after, here = here, before
-        weights.append(here)
-    shift = max(here.bit_length() - bits, 0)
-    return [weight for weight in (w >> shift for w in reversed(weights)) if weight]
-
-
-HALF_WEIGHTS: dict[str, Callable[[Fraction, int], list[int]]] = {
-    "gaussian": _gaussian_weights,
-    "laplace": _laplace_weights,
-    "skellam": _skellam_weights,
-}
-
-
-def _exp(exponent: Fraction, bits: int) -> int:
-    """exp(exponent) × 2**bits, rounded down; `decimal` rounds its exp correctly."""
-    digits = int(bits * 0.302) + 20 + max(0, math.ceil(float(exponent) * 0.4343))
-    with localcontext(Context(prec=digits)):
-        value = (Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()
-        return int(value * (Decimal(2) ** bits))
+    return Inversion.of(lambda bits: NOISES[kind].weights(exact, bits))

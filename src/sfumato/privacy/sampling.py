@@ -9,6 +9,7 @@ from sfumato.errors import SpecError
 from sfumato.privacy.samplers import Rng
 
 I64 = npt.NDArray[np.int64]
+_COINS = 1 << 20  # how many are tossed together
 
 
 def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
@@ -55,3 +56,18 @@ def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> npt.NDArray[
     ).astype(np.uint64)
     large = counts >= threshold
     return np.where(large, counts.astype(np.float64), np.where(survives, threshold, 0.0))
+
+
+def count_heads(weights: I64 | int, rate: float, rng: Rng) -> I64:
+    """How many of each row's coins show heads, each with this probability: exactly, since a rate is
+    a multiple of 2**-64 unless it is below 2**-11, where it is rounded down."""
+    limit = np.uint64(min(int(rate * 2**64), 2**64 - 1))
+    if isinstance(weights, int):
+        return (rng.words(weights) < limit).astype(np.int64)
+    ends = np.cumsum(weights)
+    counts = np.zeros(weights.size, dtype=np.int64)
+    for start in range(0, int(ends[-1]) if ends.size else 0, _COINS):
+        stop = min(start + _COINS, int(ends[-1]))
+        heads = start + np.flatnonzero(rng.words(stop - start) < limit)
+        np.add.at(counts, np.searchsorted(ends, heads, side="right"), 1)
+    return counts

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, CountRelease, Privacy
+from sfumato.flow.release import CountRelease, Privacy
+from sfumato.flow.segments import SEPARATOR
 from sfumato.flow.task import AnyTask
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
@@ -53,7 +55,8 @@ def listed_release(
     bytes_per_device: int,
     parameters: dict[str, Any],
 ) -> CountRelease:
-    """A release of the dictionary's items, largest first, with counts over all devices asked.
+    """A release of the dictionary's items, largest first, with counts over all devices asked; with
+    segments, one segment after another.
 
     `counts` and `standard_error` are over the respondents, in the dictionary's order; `interval` is
     over all devices asked, given that items with estimates above its argument are shown.
@@ -70,29 +73,33 @@ def listed_release(
         order = order[significant[order]]
         above.append(significant_from)
     low, high = interval(max(above, default=None))
-    summary = plan.summary()
-    summary["parameters"] |= parameters
-    summary["parameters"] |= {
-        "significant_from": scale * significant_from,
-        "significance_level": debias.LEVEL,
-    }
+    items, segments = plan.listed.items, plan.study.segments
+    names = None
+    if segments:  # the dictionary has their items one segment after another
+        places = np.arange(counts.size) // (counts.size // len(segments))
+        order = order[np.argsort(places[order], kind="stable")]
+        names = pa.array(segments).take(pa.array(places[order]))
+        items = pc.list_element(pc.split_pattern(items, SEPARATOR, max_splits=1), 1)
     return CountRelease(
-        items=plan.listed.items.take(pa.array(order, type=pa.int64())),
+        items=items.take(pa.array(order, type=pa.int64())),
+        segments=names,
         counts=counts[order],
         standard_error=error[order],
         low=np.minimum(low, counts)[order],  # an estimate may be an impossible count
         high=np.maximum(high, counts)[order],
         significant=significant[order],
-        privacy=over_all_devices(privacy, scale),
-        cost=Cost(
+        **plan.release_head(
             devices=participation.devices,
             rounds=participation.rounds,
             bytes_per_device=bytes_per_device,
-            seconds=0.0,
+            privacy=over_all_devices(privacy, scale),
+            parameters={
+                **parameters,
+                "significant_from": scale * significant_from,
+                "significance_level": debias.LEVEL,
+            },
+            notes=participation.notes,
         ),
-        study=plan.study.to_dict(),
-        plan=summary,
-        notes=participation.notes,
     )
 
 
@@ -107,17 +114,19 @@ def discovered_release(
     respondents: int,
     parameters: dict[str, Any],
     notes: Sequence[str],
+    per_device: int = 1,
+    least: float | None = None,
 ) -> CountRelease:
     """A release of discovered items, with counts over all devices asked.
 
-    `counts` and `standard_error` are over the respondents; `interval` is over all devices asked.
+    `counts` and `standard_error` are over the respondents; `interval` is over all devices asked. A
+    device counts up to `per_device` times for an item. Items with a count over all devices below
+    `least` (the study's threshold if None) are left out.
     """
-    summary = plan.summary()
-    summary["parameters"] |= parameters
     scale = participation.devices / max(respondents, 1)
     counts = counts * scale
-    error = with_sampling(standard_error, counts, scale)
-    rows = np.flatnonzero(counts >= (plan.study.threshold or 0.0))
+    error = with_sampling(standard_error, per_device * counts, scale)
+    rows = np.flatnonzero(counts >= ((plan.study.threshold or 0.0) if least is None else least))
     return CountRelease(
         items=items.take(pa.array(rows)),
         counts=counts[rows],
@@ -125,16 +134,14 @@ def discovered_release(
         low=interval[0][rows],
         high=interval[1][rows],
         significant=np.ones(rows.size, dtype=np.bool_),
-        privacy=over_all_devices(plan.privacy, scale),
-        cost=Cost(
+        **plan.release_head(
             devices=participation.devices,
             rounds=plan.predicted["rounds"],
             bytes_per_device=plan.predicted["bytes_per_device"],
-            seconds=0.0,
+            privacy=over_all_devices(plan.privacy, scale),
+            parameters=parameters,
+            notes=(*participation.notes, *notes),
         ),
-        study=plan.study.to_dict(),
-        plan=summary,
-        notes=(*participation.notes, *notes),
     )
 
 
@@ -144,17 +151,30 @@ def with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
     return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
 
 
-def bounding_note(items_per_device: int) -> str:
+def bounding_note(items_per_device: int, *, copies: bool = False) -> str:
     """A note about devices that hold more values than they report."""
     values = "one value" if items_per_device == 1 else f"at most {items_per_device:,} values"
+    if copies:
+        return (
+            f"a device reports {values}, drawn at random from its own with all copies: a count is "
+            "the number of copies that are reported, not of all that devices hold"
+        )
     return (
         f"a device reports {values}, drawn at random from its own: a count is the number of "
         "devices that report an item, not of all devices that hold it"
     )
 
 
-def detectable_note(kind: str, count: float, participation: Participation) -> str:
+def detectable_note(
+    kind: str, count: float, participation: Participation, *, copies: bool = False
+) -> str:
     """A note about the smallest count that is listed with high probability."""
+    if copies:
+        return (
+            f"{kind} of which the {participation.devices:,} devices report "
+            f"{math.ceil(count - 1e-9):,} or more copies is listed with a probability of 95%; "
+            "rarer ones may be missing"
+        )
     return (
         f"{kind} that {math.ceil(count - 1e-9):,} or more of the {participation.devices:,} devices "
         "hold is listed with a probability of 95%; rarer ones may be missing"
@@ -197,7 +217,8 @@ def _network_notes(planned: Plan, reports: int) -> tuple[str, ...]:
         "or sent nothing",
     ]
     if question.items_per_device is not None:
-        notes.append(bounding_note(question.items_per_device))
+        copies = planned.study.count == "copies"
+        notes.append(bounding_note(question.items_per_device, copies=copies))
     if reports < question.devices:
         notes.append(f"the plan was made for {question.devices:,} devices")
     return tuple(notes)

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
-from sfumato.flow.release import Influence, Privacy, Release
+from sfumato.flow.release import Cost, Influence, Privacy, Release
+from sfumato.flow.segments import SEPARATOR
 from sfumato.flow.task import AnyTask
 from sfumato.privacy import Charge, Rng
 from sfumato.sketch import ItemKeys
@@ -63,6 +64,17 @@ class Dictionary:
         """About the size of the dictionary that a device downloads, unless it has it already: one
         JSON string per line."""
         return int(pc.sum(pc.binary_length(self.items)).as_py() or 0) + 3 * len(self.items)
+
+    def crossed(self, segments: Sequence[str]) -> Dictionary:
+        """The pairs of each segment with each item, segment by segment (`flow.segments`)."""
+        items = self.items.cast(pa.string())
+        pairs = Dictionary(
+            pa.concat_arrays(
+                [pc.binary_join_element_wise(name, items, SEPARATOR) for name in segments]
+            )
+        )
+        pairs.duplicates = self.duplicates
+        return pairs
 
     def categories(self, values: pa.Array) -> I64:
         """Each value's index in the dictionary; −1 where it is not listed."""
@@ -338,6 +350,30 @@ class Plan:
             "predicted": dict(self.predicted),
         }
 
+    def release_head(
+        self,
+        *,
+        devices: int,
+        rounds: int,
+        bytes_per_device: int,
+        seconds: float = 0.0,
+        privacy: Privacy | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The fields that every release of this plan has (`Release`), with more parameters."""
+        summary = self.summary()
+        summary["parameters"] |= parameters or {}
+        return {
+            "study": self.study.to_dict(),
+            "plan": summary,
+            "privacy": privacy or self.privacy,
+            "cost": Cost(
+                devices=devices, rounds=rounds, bytes_per_device=bytes_per_device, seconds=seconds
+            ),
+            "notes": tuple(notes),
+        }
+
     def __repr__(self) -> str:
         lines = [f"Plan: {self.algorithm}"]
         lines += [
@@ -357,4 +393,6 @@ class Plan:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping):  # by segment
+        return ", ".join(f"{name} {_short(number)}" for name, number in value.items())
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -86,12 +86,15 @@ class Fleet:
         does not depend on which of them is first; the first shard has the fleet's, which no other
         uses meanwhile."""
         values, rows = self._values(task, shard)
-        weights = shard.weights
-        if weights is not None and rows is not None:
-            weights = weights[rows]
+        weights, owners = shard.weights, shard.owners
+        if rows is not None:
+            weights = None if weights is None else weights[rows]
+            owners = None if owners is None else owners[rows]
         label = f"task {len(self.tasks)} shard {number}"
         rng = stream(self.rng, label) if number else self.rng
-        return contribute(task, values, devices=shard.answering, weights=weights, rng=rng)
+        return contribute(
+            task, values, devices=shard.answering, weights=weights, owners=owners, rng=rng
+        )
 
     def _records(self, task: Any) -> RecordBatch:
         """The records of a local task; every device sends the same number."""

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -381,12 +380,7 @@ class NetworkFleet:
     def __enter__(self) -> NetworkFleet:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def _all_devices(

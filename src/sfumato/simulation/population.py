@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfumato import files
 from sfumato.errors import DataError, SimulationWarning
+from sfumato.flow.segments import LONGEST, SEPARATOR, is_segment
 from sfumato.privacy import Rng, bound_contributions
 from sfumato.questions.question import Question
 from sfumato.sketch.vector import is_finite
@@ -74,13 +76,15 @@ class Population:
         item_column: str | None = None,
         device_column: str | None = None,
         count_column: str | None = None,
+        segment_column: str | None = None,
     ) -> Population:
         """Read the devices' items.
 
         `data` is the address of files (`sfumato.files`); a data frame of pandas, polars or DuckDB,
         or anything else with Arrow's stream of batches; a mapping of columns; a list of items; a
         list with the items of each device; or a mapping from items to numbers of devices, such as a
-        Counter or pandas' `value_counts()`.
+        Counter or pandas' `value_counts()`. With a segment column, the items are pairs
+        (`flow.segments`).
         """
         if not isinstance(data, Path | str):
             data, roles = _table(data)
@@ -89,8 +93,9 @@ class Population:
         items: list[pa.Array] = []
         counts: list[I64] = []
         names: list[pa.Array] = []
-        for batch in _batches(data, item_column, device_column, count_column):
-            items.append(_present(batch.column("item"), "items"))
+        for batch in _batches(data, item_column, device_column, count_column, segment_column):
+            values = _present(batch.column("item"), "items")
+            items.append(_pairs(batch.column("segment"), values) if segment_column else values)
             if count_column:
                 counts.append(_whole(batch.column("count"), count_column))
             if device_column:
@@ -318,10 +323,19 @@ def _shuffled(seed: int, devices: int) -> I64:
 
 
 def _batches(
-    data: Data, item_column: str | None, device_column: str | None, count_column: str | None
+    data: Data,
+    item_column: str | None,
+    device_column: str | None,
+    count_column: str | None,
+    segment_column: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows as columns "item" (string) and, if named, "device" (string) and "count" (number)."""
-    roles = [("device", device_column, pa.string()), ("count", count_column, pa.float64())]
+    """Rows as columns "item" (string) and, if named, "device" (string), "count" (number) and
+    "segment" (string)."""
+    roles = [
+        ("device", device_column, pa.string()),
+        ("count", count_column, pa.float64()),
+        ("segment", segment_column, pa.string()),
+    ]
     extra = [(role, name, kind) for role, name, kind in roles if name]
     if isinstance(data, Path | str):
         columns = files.column_names(data)
@@ -351,6 +365,18 @@ def _from_memory(
     except pa.ArrowException as problem:
         raise DataError(f"the data cannot be read as items: {problem}") from problem
     yield from pa.table(columns, names=list(schema)).to_batches()
+
+
+def _pairs(segments: pa.Array, items: pa.Array) -> pa.Array:
+    """The items with their segments, as devices report them."""
+    if wrong := [
+        name for name in _present(segments, "segments").unique().to_pylist() if not is_segment(name)
+    ]:
+        raise DataError(
+            f"a segment must be 1 to {LONGEST} printable characters without spaces around them; "
+            f"got {wrong[0]!r}"
+        )
+    return pc.binary_join_element_wise(segments, items, SEPARATOR)
 
 
 def _item_among(columns: Sequence[str], count_column: str | None) -> str:

@@ -11,11 +11,13 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import DataError, StudyError
 from sfumato.flow.campaign import run
 from sfumato.flow.release import CountRelease, MeanRelease, Release
+from sfumato.flow.segments import SEPARATOR
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Budget, Ledger, Rng, SeededRng, SystemRng
 from sfumato.questions.answers import bounding_note
@@ -51,6 +53,7 @@ def simulate(
     item_column: str | None = None,
     device_column: str | None = None,
     count_column: str | None = None,
+    segment_column: str | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
     engine: Engine | None = None,
@@ -66,6 +69,7 @@ def simulate(
     item_column: str | None = None,
     device_column: str | None = None,
     count_column: str | None = None,
+    segment_column: str | None = None,
     seed: int | None = None,
     ledger: Ledger | None = None,
     engine: Engine | None = None,
@@ -75,8 +79,9 @@ def simulate(
     """Ask a plan's question of the devices in `data`, through the same flow as real devices.
 
     A row is one device's item unless a device column groups rows; a count column makes a row that
-    many devices (or, with a device column, that many values of the device). With a `seed` the run
-    repeats exactly, including its noise, so it is for experiments and never for a real release.
+    many devices (or, with a device column, that many values of the device). If the study has
+    segments, a segment column ("segment" by default) has the segment of each row. With a `seed` the
+    run repeats exactly, including its noise, so it is for experiments and never for a real release.
 
     The data of a mean is an array (devices, dimensions), a file of one, or a data frame with one
     column per coordinate (`vectors.load`). Other data is a file, a data frame, a list of items, a
@@ -99,7 +104,12 @@ def simulate(
     report = progress or (lambda stage, share: None)
     report("reading", 0.0)
     rng: Rng = SystemRng() if seed is None else SeededRng(seed)
-    columns = {"item": item_column, "device": device_column, "count": count_column}
+    columns = {
+        "item": item_column,
+        "device": device_column,
+        "count": count_column,
+        "segment": segment_column,
+    }
     study = question.study if isinstance(question, Plan) else Study.read(question)
     population = _population(study, data, columns)
     report("planning", 0.0)
@@ -136,7 +146,8 @@ def simulate(
     )
     release = sized.answer(campaign, planned, participation)
     if sized.items_per_device is not None and population.owners is not None:
-        release = replace(release, notes=(*release.notes, bounding_note(sized.items_per_device)))
+        note = bounding_note(sized.items_per_device, copies=study.count == "copies")
+        release = replace(release, notes=(*release.notes, note))
     if population.coordinates is not None:
         release = replace(release, names=population.coordinates)  # type: ignore[call-arg]  # a mean
     release = release.timed(time.perf_counter() - started, TIME)
@@ -163,6 +174,13 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
         if any(columns.values()):
             raise DataError("columns are chosen when a population is loaded; leave them out here")
         return data
+    if columns["segment"] and not study.segments:
+        raise DataError(
+            "a segment column is for studies with segments; this one has none",
+            hint="set segments in the study, or leave the column out",
+        )
+    if study.segments:
+        columns = {**columns, "segment": columns["segment"] or "segment"}
     return Population.load(data, **{f"{role}_column": name for role, name in columns.items()})
 
 
@@ -175,7 +193,10 @@ def _plan(study: Study, population: Population) -> Plan:
     if study.dictionary is not None or study.facts.dictionary != "listed":
         return plan(study)
     # A simulation may list its devices' items; a real study does not know them.
-    planned = plan(study, items=pa.chunked_array(population.chunks).unique())
+    items = pa.chunked_array(population.chunks).unique()
+    if study.segments:
+        items = pc.list_element(pc.split_pattern(items, SEPARATOR, max_splits=1), 1).unique()
+    planned = plan(study, items=items)
     return _with_exception(planned, "the list of items, which comes from the devices' own data")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +13,14 @@ from typing import Any
 import torch
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
-from sfumato.flow.release import Cost, Release
+from sfumato.flow.release import Release
+from sfumato.learn import models
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
-from sfumato.learn.training import Progress, RoundFigures, Training
+from sfumato.learn.diffsketch import FLOAT_BITS, DiffSketchDesign, SketchedTraining
+from sfumato.learn.training import Progress, RoundFigures, Training, evaluate
 from sfumato.planning import Plan, plan
-from sfumato.privacy import Charge, Ledger, PlannedLoss
+from sfumato.privacy import Charge, Ledger, PlannedLoss, SystemRng
 from sfumato.questions.promise import SEEDED_NOISE, TIME
 from sfumato.study import Study
 
@@ -96,6 +100,17 @@ def train(
     if planned.study.facts.data != "examples":
         raise StudyError(f"the question must be train; got {planned.study.question}")
     design: Any = planned.design
+    if isinstance(design, DiffSketchDesign):
+        options: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "metrics": metrics,
+            "tensorboard": tensorboard,
+        }
+        options |= {"protocol": protocol or None, "exact": None if exact else "float noise"}
+        options |= {"device": None if device == "cpu" else device, "resume": resume or None}
+        if names := ", ".join(name for name, value in options.items() if value is not None):
+            raise SpecError(f'algorithm = "diffsketch" does not have {names}; leave it out')
+        return _train_sketched(planned, design, data, seed, ledger, progress, evaluate_every)
     if checkpoint is not None and ledger is None:
         raise SpecError(
             "a checkpoint needs the ledger of its training, so that every run of a round is "
@@ -207,6 +222,61 @@ class _RunLedger:
         ]
 
 
+def _train_sketched(
+    planned: Plan,
+    design: DiffSketchDesign,
+    data: Federated,
+    seed: int | None,
+    ledger: Ledger | None,
+    progress: Progress | None,
+    evaluate_every: int,
+) -> TrainedModel:
+    """Run a training by DiffSketch. Without a seed its noise and cohorts are secret."""
+    training = SketchedTraining(design, data, seed, delta=planned.study.delta)
+    if ledger is not None:
+        training.ledger = _RunLedger(ledger, SystemRng().words(2).tobytes().hex())
+    started, history = time.perf_counter(), []
+    tested = frozenset(range(evaluate_every, design.rounds + 1, evaluate_every))
+    not_covered = TESTED_ON_CLIENTS if data.has_private_test else None
+    for figures in training.run(evaluate_at=tested):
+        if figures.accuracy is not None:
+            history.append(
+                RoundFigures(
+                    round=figures.round, cells=figures.bits // FLOAT_BITS, clip=math.inf,
+                    accuracy=figures.accuracy, rate=design.rate, not_covered=not_covered,
+                )
+            )  # fmt: skip
+        if progress is not None:
+            progress(f"round {figures.round}", figures.round / design.rounds)
+    accuracy, loss = evaluate(training.model, training.flat, data)
+    privacy = planned.privacy
+    exceptions = [*data.not_covered, TIME]
+    if seed is not None:
+        exceptions.insert(0, SEEDED_NOISE)
+    for exception in exceptions:
+        privacy = privacy.but_for(exception)
+    models.assign(training.model, training.flat)
+    predicted = planned.predicted
+    return TrainedModel(
+        parameters={name: value.cpu() for name, value in training.model.state_dict().items()},
+        accuracy=accuracy,
+        loss=loss,
+        rate=design.rate,
+        history=tuple(history),
+        **planned.release_head(
+            devices=design.clients,
+            rounds=design.rounds,
+            bytes_per_device=predicted["bytes_per_device"],
+            seconds=time.perf_counter() - started,
+            privacy=privacy,
+            notes=(
+                *planned.warnings,
+                f"a device also received {predicted['bytes_down']:,} bytes in its rounds",
+            ),
+        ),
+    )
+
+
 def _release(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
     design, campaign = training.design, training.campaign
     accuracy, loss = training.evaluate()
@@ -222,8 +292,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         loss=loss,
         rate=campaign.rate,
         history=tuple(training.history),
-        privacy=privacy,
-        cost=Cost(
+        **planned.release_head(
             devices=design.clients,
             rounds=campaign.done,
             bytes_per_device=round(
@@ -233,8 +302,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
                 / design.clients
             ),
             seconds=training.seconds,
+            privacy=privacy,
+            notes=notes,
         ),
-        study=planned.study.to_dict(),
-        plan=planned.summary(),
-        notes=tuple(notes),
     )

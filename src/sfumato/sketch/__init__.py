@@ -18,8 +18,9 @@ from sfumato.sketch.norms import Norms
 from sfumato.sketch.onehot import OneHot
 from sfumato.sketch.refined import refine
 from sfumato.sketch.rounds import DecodedRounds, Running
+from sfumato.sketch.sampled import SampledTables
 from sfumato.sketch.sparse import ItemCounts, SparseSketch, SparseTable
-from sfumato.sketch.vector import NormBins, VectorSketch
+from sfumato.sketch.vector import NormBins, RoundSketch, VectorSketch
 from sfumato.sketch.words import Prefix
 
 __all__ = [
@@ -35,7 +36,9 @@ __all__ = [
     "Norms",
     "OneHot",
     "Prefix",
+    "RoundSketch",
     "Running",
+    "SampledTables",
     "Sketch",
     "SparseSketch",
     "SparseTable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 
 import numpy as np
@@ -20,6 +21,9 @@ _FITS = 3  # readings of the significant items, each without the counts of the o
 _DRAWS = 1 << 16  # size of the sample of readings of one row over several rounds
 _EXACT_SIGNS = 256  # up to this many combinations of signs, all are enumerated
 _PIECE = 1 << 16  # items that are read together
+_LARGEST_EXPONENT = 600.0  # exp of more overflows
+_HALVINGS = 60  # of an interval, until it is as small as a rounding error
+_SKEWED = 5.0  # how far below a normal law's, in logarithms, the best s is looked for
 
 
 def absent_limit(table: F64, decode: Decode, rate: float) -> float:
@@ -35,6 +39,63 @@ def absent_limit(table: F64, decode: Decode, rate: float) -> float:
     if rate >= 0.5 or not size.any():
         return 0.0
     return _median_limit(size, rate) if decode == "median" else _mean_limit(size, rate)
+
+
+def sum_limit(table: F64, rate: float) -> float:
+    """The sum of its cells, one in each row, that an item that nobody holds reaches with a chance
+    of at most `rate`. For tables (rows, width) without signs, such as those of local privacy.
+
+    Claim: the chance is at most `rate`, if hash functions are random and the item was listed
+        without knowledge of them, whatever is in the table.
+    Proof: docs/proofs/intervals.md. The item's cell of each row is uniform and the rows are
+        independent, so that the logarithm of the sum's moment generating function at s is
+        K(s) = Σ_rows log mean exp(s·cell), and by Markov's inequality any s > 0 gives a limit:
+        (K(s) + log 1/rate)/s. The least of them is taken.
+    """
+    from scipy import optimize
+
+    rows, width = table.shape
+    places = np.nonzero(table)
+    values = table[places]
+    if values.size == 0:
+        return 0.0
+    sums, squares = (
+        np.bincount(places[0], power, minlength=rows) / width for power in (values, values**2)
+    )
+    deviation = math.sqrt(max(float(np.sum(squares - sums**2)), 0.0))
+    if deviation == 0:  # every row is constant: no chance is involved
+        return float(np.sum(sums))
+    surprise = -math.log(rate)
+
+    def limit(log: float) -> float:
+        s = math.exp(log)
+        growth = np.bincount(places[0], np.expm1(s * values), minlength=rows) / width
+        return (float(np.sum(np.log1p(growth))) + surprise) / s
+
+    normal = math.log(math.sqrt(2 * surprise) / deviation)  # the best s of a normal law
+    most = math.log(_LARGEST_EXPONENT / float(np.abs(values).max()))
+    bounds = (min(normal - _SKEWED, most - 1), min(normal + 1, most))
+    return float(optimize.minimize_scalar(limit, bounds=bounds, method="bounded").fun)
+
+
+def coin_limit(records: int, chance: float, rate: float) -> float:
+    """The same for the number of `records` that support an item, each with this chance and
+    independently: the limit of a table without collisions. More than the records if not even all
+    of them would be surprising enough.
+
+    >>> round(coin_limit(100, 0.1, 0.01), 2), coin_limit(3, 0.5, 0.01)
+    (20.2, 4.0)
+    """
+    surprise = -math.log(rate)
+    if -math.log(chance) * records <= surprise:
+        return records + 1.0
+    low, high = chance, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        rest = (1 - middle) * math.log((1 - middle) / (1 - chance)) if middle < 1 else 0.0
+        enough = records * (middle * math.log(middle / chance) + rest) >= surprise
+        low, high = (low, middle) if enough else (middle, high)
+    return records * high
 
 
 def _mean_limit(size: F64, rate: float) -> float:

@@ -229,3 +229,10 @@ def _require_finite(table: F32, name: str) -> None:
             f"{name} must hold finite numbers whose sums fit in float32; this holds infinite ones, "
             "larger ones or NaN: leave it out, or clip it"
         )
+
+
+def spread_of_squares(squared: float, cells: int, noise: float) -> float:
+    """The standard deviation of a noised count-mean table's squared norm, if that of the vector is
+    `squared`: its variance is 4·squared·noise² + 2·cells·noise⁴ from the noise, and at most
+    2·squared²/cells from the sketch."""
+    return math.sqrt(4 * squared * noise**2 + 2 * cells * noise**4 + 2 * squared**2 / cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,8 @@ from sfumato.errors import SpecError
 from sfumato.kernels import invertible as kernels
 from sfumato.sketch import capacity, keys
 from sfumato.sketch.keys import Column, Keys
-from sfumato.sketch.norms import Norms, check_weights
-from sfumato.spec import LARGEST_INTEGER, require, spec
+from sfumato.sketch.norms import Norms, check_weights, listed_norms
+from sfumato.spec import LARGEST_INTEGER, later, require, spec
 
 if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
@@ -72,7 +71,8 @@ class InvertibleSketch:
     Error: listed counts are exact, except for wrong keys, whose number `wrong_keys` bounds. All of
         `keys` keys are listed with probability at least 1 − capacity.failure_bound(keys, rows,
         width).
-    Sensitivity: of a complete listing: one device with `values` keys moves as many counts by one.
+    Sensitivity: of a complete listing: one device with `values` keys moves as many counts by one;
+        if `copies` count, it moves counts by at most `values` together.
         The table itself takes no noise: with noise on it, a key is not that key any more.
 
     >>> from sfumato.sketch.keys import TextKeys
@@ -92,6 +92,7 @@ class InvertibleSketch:
     check_bits: int  # in each word
     seed: int
     round: int = 0
+    copies: bool = later(False)  # whether a device may insert a key several times
 
     def check(self) -> None:
         require(2 <= self.rows <= 8, f"rows must be 2 to 8; got {self.rows}")
@@ -230,19 +231,23 @@ class InvertibleSketch:
         return np.array([counts.get(bytes(row), 0) for row in numbers], dtype=np.float64)
 
     def sensitivity(self, values: int) -> Norms:
-        return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
+        return listed_norms(values, self.copies)
 
     def possible(self, tables: I64, values: int) -> Bool:
-        """Those that list at most `values` keys, each inserted once. Two keys that share a cell in
-        every row cannot be listed, but that has a chance of width**-rows only."""
+        """Those that list at most `values` keys, each inserted once unless `copies` count. Two keys
+        that share a cell in every row cannot be listed, but that has a chance of width**-rows
+        only."""
         return np.array([self._is_possible(table, values) for table in tables], dtype=np.bool_)
 
     def _is_possible(self, table: I64, values: int) -> bool:
         listing = self.list(table)
-        if len(listing) > values or not listing.is_complete or (listing.counts != 1).any():
+        if not listing.is_complete or listing.counts.sum() > values:
+            return False
+        if (listing.counts < 1).any() or not (self.copies or (listing.counts == 1).all()):
             return False
         mask = np.int64((1 << self.word_bits) - 1)
-        return np.array_equal(self.encode_keys(listing.keys) & mask, table & mask)
+        again = self.encode_keys(listing.keys, listing.counts)
+        return np.array_equal(again & mask, table & mask)
 
     def _inserted(self, table: U64) -> int:
         """Total insertions: the counts of a row, if no cell is over its count_bits."""

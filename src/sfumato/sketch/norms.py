@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,14 @@ class Norms:
     l2: float
     unit_cells: int = 0
     largest: int | None = field(default=None, repr=False)
+
+
+def listed_norms(values: int, copies: bool) -> Norms:
+    """The contribution of one device with `values` values to the counts of a list: as many counts
+    by one, or if `copies` count, perhaps one of them by all."""
+    if copies:
+        return Norms(l1=values, l2=values)
+    return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
 
 
 def check_weights(weights: npt.NDArray[np.int64] | None, count: int) -> None:

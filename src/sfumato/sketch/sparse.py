@@ -5,7 +5,6 @@ A number is (limbs,) little-endian 64-bit words, as a key is (`sketch.keys`), an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from sfumato.errors import DataError
 from sfumato.sketch.invertible import Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, limbs, numbers_of
-from sfumato.sketch.norms import Norms, check_weights
-from sfumato.spec import spec
+from sfumato.sketch.norms import Norms, check_weights, listed_norms
+from sfumato.spec import later, spec
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -109,7 +108,8 @@ class ItemCounts:
     """Count the items of an open domain, each under its key, in a sparse table.
 
     Error: none but the noise on a list of the items.
-    Sensitivity: of a list: one device with `values` different items moves as many counts by one.
+    Sensitivity: of a list: one device with `values` different items moves as many counts by one; if
+        `copies` count, it moves counts by at most `values` together, and perhaps one by all of it.
         A table takes no noise: the set of its cells would still show every item.
 
     >>> counts = ItemCounts(keys=TextKeys(length=8))
@@ -120,6 +120,7 @@ class ItemCounts:
 
     keys: TextKeys | WordKeys  # their numbers are never 0
     round: int = 0  # tables of different rounds do not add
+    copies: bool = later(False)  # whether a device may count several times for an item
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -162,14 +163,14 @@ class ItemCounts:
         return np.array([counts.get(bytes(row), 0) for row in numbers], dtype=np.float64)
 
     def sensitivity(self, values: int) -> Norms:
-        return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
+        return listed_norms(values, self.copies)
 
     def possible(self, tables: Iterable[SparseTable], values: int) -> Bool:
-        """Those with at most `values` keys, each counted once."""
+        """Those with at most `values` keys, each counted once unless `copies` count."""
         return np.array(
             [
-                len(table) <= values
-                and bool((table.counts == 1).all())
+                int(table.counts.sum()) <= values
+                and bool((table.counts >= 1).all() if self.copies else (table.counts == 1).all())
                 and bool(self.keys.texts(table.numbers)[1].all())
                 for table in tables
             ],
@@ -180,6 +181,8 @@ class ItemCounts:
         is_none: Bool = (numbers == 0).min(axis=2)
         is_key = self.keys.texts(numbers.reshape(-1, numbers.shape[2]))[1].reshape(is_none.shape)
         ascends = comes_before(numbers[:, :-1], numbers[:, 1:]) | is_none[:, 1:]
+        if self.copies:
+            ascends |= (numbers[:, :-1] == numbers[:, 1:]).all(axis=2)
         after_none = ~(is_none[:, 1:] & ~is_none[:, :-1])
         return np.asarray((is_key | is_none).all(axis=1) & (ascends & after_none).all(axis=1))
 

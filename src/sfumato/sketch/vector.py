@@ -142,6 +142,92 @@ class VectorSketch:
         return np.asarray(squares <= (values * self.rounding.l2) ** 2 * (1 + _SLACK))
 
 
+@spec("round_sketch")
+class RoundSketch:
+    """Sum more than an update: one flat table with the cells of `main`, those of `second`, and one
+    that counts clips.
+
+    A client adds 1 to the last cell if its update is no longer than the clip, and −1 if it is
+    longer.
+    """
+
+    main: VectorSketch
+    second: VectorSketch | None = None  # for the norm, or the error of the decoded update
+    counts: bool = False  # whether updates within the clip are counted
+
+    @property
+    def shape(self) -> tuple[int]:
+        second = 0 if self.second is None else self.second.cells
+        return (self.main.cells + second + self.counts,)
+
+    @property
+    def length(self) -> int:
+        return self.main.length
+
+    @property
+    def word_bits(self) -> None:
+        return None
+
+    def tables(self, vectors: Reals, *, rng: Rng) -> I64:
+        """The tables of clients with these updates (n, length), (n, cells)."""
+        parts = [self.main.tables(vectors, rng=rng)]
+        if self.second is not None:
+            parts.append(self.second.tables(vectors, rng=rng))
+        if self.counts:
+            norms = np.linalg.norm(np.asarray(vectors, dtype=np.float64), axis=1)
+            parts.append(np.where(norms <= self.main.clip, 1, -1))
+        rows = [part.reshape(len(part), math.prod(part.shape[1:])) for part in parts]
+        return np.concatenate(rows, axis=1)
+
+    def encode(self, values: I64, weights: I64 | None = None) -> I64:
+        """The sum of clients' tables (n, cells); a table that is too long is refused."""
+        main, second, count = self.split(values)
+        parts = [self.main.encode(main, weights)]
+        if self.second is not None:
+            parts.append(self.second.encode(second, weights))
+        if np.abs(count).max(initial=0) > 1:
+            raise SpecError("a client's table must count its update once")
+        parts.append(count.sum(axis=0) if weights is None else weights @ count)
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def split(self, table: npt.NDArray[Any]) -> tuple[Any, Any, Any]:
+        """The three parts of a table, or of each of several; a part may be empty."""
+        leading = table.shape[:-1]
+        ends = [self.main.cells, self.shape[0] - self.counts]
+        main, second, count = np.split(table, ends, axis=-1)
+        if self.second is not None:
+            second = second.reshape(*leading, *self.second.shape)
+        return main.reshape(*leading, *self.main.shape), second, count
+
+    def read(self, table: I64) -> tuple[I64, float | None, float | None]:
+        """The main table, the norm of the second in the unit of sums, and the count, from a
+        released table."""
+        main, rest = table[: self.main.cells].reshape(self.main.shape), table[self.main.cells :]
+        measurement = None if self.second is None else float(rest[0]) / self.second.scale
+        return main, measurement, float(rest[-1]) if self.counts else None
+
+    def estimate(self, table: npt.NDArray[np.number[Any]], values: npt.ArrayLike) -> F64:
+        """The sum's coordinates at these indices, 0 to length − 1."""
+        return self.main.estimate(self.split(table)[0], values)
+
+    def sensitivity(self, values: int) -> Norms:
+        parts = [self.main.sensitivity(values)]
+        if self.second is not None:
+            parts.append(self.second.sensitivity(values))
+        if self.counts:
+            parts.append(Norms(l1=values, l2=values, largest=values))
+        return Norms(
+            l1=sum(part.l1 for part in parts),
+            l2=math.hypot(*(part.l2 for part in parts)),
+            largest=max(part.largest or 0 for part in parts),
+        )
+
+    def possible(self, tables: I64, values: int) -> Bool:
+        main, second, count = self.split(tables)
+        possible: Bool = self.main.possible(main, values) & (np.abs(count) <= values).all(axis=1)
+        return possible if self.second is None else possible & self.second.possible(second, values)
+
+
 @spec("norm_bins")
 class NormBins:
     """Bins of the L2 norms of vectors: each is longer than the one before by one part of an octave.

@@ -25,6 +25,7 @@ LATIN = "abcdefghijklmnopqrstuvwxyz"
 BYTES = "".join(map(chr, range(1, 256)))
 """The alphabet of any text: its characters stand for the bytes of the text's UTF-8."""
 LONGEST_WORD = 10  # characters, unless a study says otherwise
+LONGEST_TEXT = 12  # bytes of a new word in any script, unless a study says otherwise
 
 
 def codes_of(words: Words, alphabet: str, length: int) -> tuple[Codes, Bool]:
@@ -70,6 +71,23 @@ def texts_of(codes: Codes, alphabet: str) -> list[str]:
 def _cut(word: str, length: int) -> bytes:
     """The first characters of a word, of at most `length` bytes of UTF-8."""
     return word.encode()[:length].decode("utf-8", "ignore").encode()
+
+
+def starts_text(codes: Codes, *, whole: bool = False) -> Bool:
+    """Which rows of bytes are the start of a text in UTF-8, or a whole text.
+
+    >>> rows = np.array([[97, 195], [97, 169], [195, 169]], dtype=np.uint16)
+    >>> starts_text(rows).tolist(), starts_text(rows, whole=True).tolist()
+    ([True, False, True], [False, False, True])
+    """
+    due = np.zeros(codes.shape[0], dtype=np.int64)  # bytes that a character still needs
+    fits = np.ones(codes.shape[0], dtype=np.bool_)
+    for byte in codes.T:
+        follows = (byte >= 0x80) & (byte < 0xC0)
+        fits &= np.where(due > 0, follows, (byte < 0x80) | ((byte >= 0xC2) & (byte < 0xF5)))
+        more = (byte >= 0xC2).astype(np.int64) + (byte >= 0xE0) + (byte >= 0xF0)
+        due = np.where(due > 0, due - 1, more)
+    return fits & (due == 0) if whole else fits
 
 
 def check_alphabet(length: int, alphabet: str) -> None:

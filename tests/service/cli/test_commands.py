@@ -21,25 +21,11 @@ def test_simulate_prints_what_the_library_returns(folder: Path) -> None:
     assert code == 0
     assert "asking every round" in err
     data = json.loads(out)
-    assert list(data) == ["study", "plan", "privacy", "cost", "notes", "estimates"]
-    assert data["privacy"].keys() == {
-        "epsilon",
-        "delta",
-        "guarantee",
-        "unit",
-        "neighbours",
-        "mechanism",
-        "trust",
-        "sees",
-        "second",
-        "assumptions",
-        "not_covered",
-        "influence",
-        "statement",
-    }
-    assert data["cost"].keys() == {"devices", "rounds", "bytes_per_device", "seconds"}
     same = sfumato.simulate(folder / "study.toml", folder / "data.csv", seed=3)
-    assert data["estimates"] == same.to_dict()["estimates"]
+    for release in (data, expected := same.to_dict()):
+        del release["cost"]["seconds"], release["study"]["dictionary"]  # a path
+    assert list(data) == list(expected)
+    assert data == json.loads(json.dumps(expected))
     assert [row["item"] for row in data["estimates"]] == ["oak", "elm", "fir"]
 
 

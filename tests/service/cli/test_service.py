@@ -230,6 +230,24 @@ def test_tokens_are_listed_without_their_secrets_and_revoked(
     assert "needs a valid token" in sfumato("study", "list", code=1).stderr
 
 
+def test_a_token_for_one_study_shows_no_other(
+    sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = (answer_of(sfumato(*create(name), "--json"))["id"] for name in ("Own", "Other"))
+    token = answer_of(
+        sfumato("token", "create", "--role", "analyst", "--name", "Ann", "--study", "Own", "--json")
+    )
+    assert token["studies"] == [own]
+    assert "Ann  (Own)" in sfumato("token", "list").stdout
+    wrong = ("token", "create", "--role", "analyst", "--name", "Ann", "--study", "Nothing")
+    assert "there is no study 'Nothing'" in sfumato(*wrong, code=2).stderr
+    monkeypatch.setenv("SFUMATO_TOKEN", token["token"])
+    assert [study["id"] for study in answer_of(sfumato("study", "list", "--json"))] == [own]
+    for study in ("Other", other):
+        assert "there is no study" in sfumato("study", "show", study, code=2).stderr
+    assert "does not allow" in sfumato("ledger", "show", code=1).stderr
+
+
 def test_a_failing_study_is_shown_and_tried_again(
     sfumato: Sfumato, collector: CollectorServer
 ) -> None:

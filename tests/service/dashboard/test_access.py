@@ -285,3 +285,57 @@ def test_a_page_is_timed_under_the_pattern_of_its_address(stage: Stage, admin: V
     labels = {"route": "/dashboard/studies/{study_id}", "method": "GET", "code": "404"}
     registry = stage.collector.service.metrics.registry
     assert registry.get_sample_value("sfumato_request_seconds_count", labels)
+
+
+@pytest.fixture
+def guest(stage: Stage) -> Iterator[tuple[Visitor, str, str]]:
+    """An analyst of one of two studies, and the ids of both."""
+    names = ("Guest trees", "Secret birds")
+    ids = {study["name"]: study["id"] for study in stage.client.studies()}
+    own, other = (ids[name] if name in ids else stage.open(name, devices=1_000) for name in names)
+    _, token = tokens.create(
+        stage.collector.store, role="analyst", name="Ann", days=1, studies=[own]
+    )
+    visitor = Visitor(stage)
+    assert visitor.sign_in(token).status_code == 303
+    yield visitor, own, other
+    visitor.close()
+
+
+def test_an_analyst_of_one_study_sees_no_page_of_another(
+    guest: tuple[Visitor, str, str], analyst: Visitor
+) -> None:
+    """A page of another study is that of one that does not exist, to the byte. An analyst of all
+    studies is the control."""
+    visitor, own, other = guest
+    for method, path in GUARDED:
+        if "{study_id}" not in path:
+            continue
+        answers = [
+            visitor.http.request(
+                method,
+                "/dashboard" + path.format(study_id=study, ending="json"),
+                headers=visitor.headers,
+            )
+            for study in (other, STUDY)
+        ]
+        assert {answer.status_code for answer in answers} == {403 if path in ADMIN else 404}
+        assert answers[0].content == answers[1].content
+    assert visitor.get(f"/dashboard/studies/{own}").status_code == 200
+    assert analyst.get(f"/dashboard/studies/{other}").status_code == 200
+
+
+def test_no_page_for_an_analyst_of_one_study_names_another(
+    guest: tuple[Visitor, str, str], analyst: Visitor
+) -> None:
+    visitor, own, other = guest
+    for path in ("studies", "costs", "ledger", f"studies/{own}"):
+        answer = visitor.get(f"/dashboard/{path}")
+        assert answer.status_code == (403 if path == "ledger" else 200)
+        assert "Secret birds" not in answer.text
+        assert other not in answer.text
+        assert "/dashboard/ledger" not in answer.text
+    assert "Guest trees" in visitor.get("/dashboard/studies").text
+    for path in ("studies", "costs"):
+        assert "Secret birds" in analyst.get(f"/dashboard/{path}").text
+    assert "/dashboard/ledger" in analyst.get("/dashboard/studies").text

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from browsing import TREES, Stage, falling_counts, values_of
+from questioning import EXAMPLES
 from service.dashboard.test_new_study import NEW, plan_digest
 from service.dashboard.test_pages import page_text
 from service.dashboard.visiting import Visitor
@@ -21,11 +22,9 @@ from sfumato.study import QUESTIONS
 
 COMBINATIONS = [(name, trust) for name, facts in QUESTIONS.items() for trust in facts.collected]
 
-KEYS: dict[str, dict[str, Any]] = {
+KEYS: dict[str, dict[str, Any]] = {  # for tests of pages with numbers
     "frequencies": {},
-    "new_words": {"word_length": 4, "devices": 50_000},
     "heavy_hitters": {"word_length": 4, "threshold": 500, "devices": 20_000},
-    "histogram": {"word_length": 4, "threshold": 500, "devices": 20_000},
     "mean": {"clip": 1.0, "dimensions": 30},
     "train": {"clip": 1.0, "epsilon": 8.0, "rounds": 3, "devices": 200},
 }
@@ -50,19 +49,15 @@ def put(stage: Stage, study: str, release: dict[str, Any]) -> None:
 def test_every_kind_of_study_is_planned_and_shown(
     stage: Stage, admin: Visitor, question: str, trust: str
 ) -> None:
-    study_keys = keys(question, trust)
-    items = TREES if question == "frequencies" else None
-    fields = {name: str(value) for name, value in study_keys.items()}
-    fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(TREES)}
-    if question == "new_words":
-        fields["items"] = ""
-    if question == "train":
-        study_keys["training"] = TRAINING
-        fields["toml"] = "[training]\n" + "\n".join(
-            f"{name} = {json.dumps(value)}" for name, value in TRAINING.items()
-        )
+    case = EXAMPLES[question, trust]
+    study_keys = case.study | {"epsilon": 4.0, "delta": 1e-7}  # within the budget
+    fields = {name: str(value) for name, value in study_keys.items() if name != "training"}
+    fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(case.items or ())}
+    fields["toml"] = "[training]\n" * ("training" in study_keys) + "\n".join(
+        f"{name} = {json.dumps(value)}" for name, value in study_keys.get("training", {}).items()
+    )
     assert plan_digest(admin, fields)
-    study = stage.open(f"{question}, {trust}", items=items, **study_keys)
+    study = stage.open(f"{question}, {trust}", items=case.items, **study_keys)
     for path in (f"studies/{study}", f"studies/{study}/close", "studies", "ledger", "costs"):
         answer = admin.get(f"/dashboard/{path}")
         assert answer.status_code == 200
@@ -100,10 +95,10 @@ def test_a_mean_is_shown_by_coordinate_and_drawn_by_size(stage: Stage, admin: Vi
 def test_a_count_far_below_0_is_not_among_the_largest() -> None:
     counts = (3, -9, *range(2, 30))
     estimates = [Estimate(str(count), count, count - 1, count + 1, True) for count in counts]
-    values = [each.value for each in largest(estimates, is_mean=False)]
+    values = [each.value for each in largest(estimates, are_counts=True)]
     assert values == sorted((each.value for each in estimates), reverse=True)[:20]
-    assert largest(estimates, is_mean=True)[0].value == 29
-    assert -9 in [each.value for each in largest([*estimates[:10]], is_mean=True)[:2]]
+    assert largest(estimates, are_counts=False)[0].value == 29
+    assert -9 in [each.value for each in largest([*estimates[:10]], are_counts=False)[:2]]
 
 
 def test_the_plan_of_a_mean_says_how_much_it_errs(admin: Visitor) -> None:
@@ -177,3 +172,15 @@ def test_with_trust_local_errors_are_compared_for_rare_items(stage: Stage, admin
     page = page_text(admin.get(f"/dashboard/studies/{study}").text)
     expected = release["plan"]["predicted"]["standard_error"]
     assert f"Standard error of a rare item {rough(expected)} {rough(min(errors))}" in page
+
+
+def test_the_plan_of_segments_says_how_much_it_errs_in_each(admin: Visitor) -> None:
+    study_keys = keys("frequencies", "local")
+    segments = {"segments": ["en", "fr"], "segment_shares": [0.8, 0.2]}
+    fields = {name: str(value) for name, value in study_keys.items()}
+    fields |= {"name": "Any", "purpose": "Any.", "items": "\n".join(TREES)}
+    fields["toml"] = "\n".join(f"{name} = {json.dumps(value)}" for name, value in segments.items())
+    page = page_text(admin.post(NEW, fields).text)
+    predicted = plan({**study_keys, **segments}, items=TREES).predicted
+    for name, share in predicted["standard_error_share_of_segment"].items():
+        assert f"Standard error, as a share of {name} {rough(share)}" in page

@@ -14,8 +14,9 @@ import pytest
 from browsing import TREES, Stage
 from service.dashboard.test_pages import page_text
 from service.dashboard.visiting import Visitor
+from sfumato.dashboard.fields import GROUPS, applies
 from sfumato.dashboard.forms import File, Form
-from sfumato.dashboard.new_study import GROUPS, applies, digest_of, items_of, request_of
+from sfumato.dashboard.new_study import digest_of, items_of, request_of
 from sfumato.errors import DataError, StudyError
 from sfumato.study import QUESTIONS
 
@@ -217,11 +218,26 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:
         refused = 0
         for question, trust in COMBINATIONS:
             form = Form({"question": question, "trust": trust, field.name: "x"})
-            if applies(field, form.texts):
+            if applies(field, question, trust):
                 with pytest.raises(StudyError, match=f"{field.name} must be a"):
                     request_of(form)
                 refused += 1
         assert refused > 0
+
+
+def test_fields_that_do_not_apply_are_hidden_by_the_style(admin: Visitor) -> None:
+    (address,) = re.findall(r'rel="stylesheet" href="([^"]+)"', page := admin.get(NEW).text)
+    style = admin.get(address).text
+    for question, trust in COMBINATIONS:
+        choice = f"form:has(#question-{question}:checked):has(#trust-{trust}:checked) "
+        (classes,) = re.findall(re.escape(choice) + r":is\(([^)]*)\) { display: none; }", style)
+        names = {name.strip().removeprefix(".for-") for name in classes.split(",")}
+        fields = [field for _, group in GROUPS for field in group]
+        assert names - {"items"} == {
+            field.name for field in fields if not applies(field, question, trust)
+        }
+        assert ("items" in names) == (QUESTIONS[question].dictionary == "none")
+        assert all(f"for-{name}" in page for name in names)
 
 
 def test_a_form_that_nobody_has_filled_in_is_empty(admin: Visitor) -> None:

@@ -24,10 +24,20 @@ from sfumato.device.outbox import Outcome
 from sfumato.errors import OfferError, ServiceError, SpecError
 from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import HEADER_BYTES
+from sfumato.flow.segments import pair
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import PrefixExtension, WordTask
-from sfumato.privacy import DirectResponse, HashedResponse, NoiseAtRelease, NoNoise, SeededRng
+from sfumato.privacy import (
+    CountMeanSketch,
+    DirectResponse,
+    HadamardCountMeanSketch,
+    HashedResponse,
+    NoiseAtRelease,
+    NoNoise,
+    SeededRng,
+)
 from sfumato.privacy.listing import without_promise
+from sfumato.privacy.randomizers.apple_records import read_apple_records
 from sfumato.sketch import CountSketch, ItemCounts, OneHot, TextKeys, WordKeys
 
 DAY = 20_000
@@ -767,3 +777,138 @@ def test_a_device_sends_its_items_once_in_a_message_of_one_length(
     assert numbers("none") == [0, 0, 0]
     assert len(set(numbers("many")) & items) == 3
     assert (numbers("places"), numbers("unlisted")) == ([3, 3], [0, 3])
+
+
+def segmented(server: StandIn, offer: Offer) -> Offer:
+    items = [pair(segment, "oak") for segment in ("en", "fr", "de")]
+    return replace(offer, segments=("en", "fr", "de"), dictionary=server.keep(items))
+
+
+def test_a_segment_and_an_item_are_one_value(device: Device, server: StandIn) -> None:
+    """At epsilon 20 a lie has a probability below 1e-8. The segment is in no other part of a
+    request: every upload is as long as any other, and the paths are the same."""
+    offer = segmented(server, direct(server))
+    agreed(device, server, offer)
+    uploads = []
+    for day, value in enumerate([pair("fr", "oak"), pair("en", "oak"), pair("it", "oak")]):
+        before = len(server.requests)
+        device.record("Street trees", value, NOON + day * 86_400)
+        device.send(LATER + day * 86_400)
+        uploads += [(*request[:2], len(request[3])) for request in server.requests[before:]]
+    assert server.messages == [b"\x01", b"\x00", b"\x03"]  # the last is "other"
+    assert len(set(uploads)) == 1
+
+
+def test_an_item_without_a_segment_is_refused(device: Device, server: StandIn) -> None:
+    local, trusted = segmented(server, direct(server)), segmented(server, central(server))
+    agreed(device, server, local, trusted)
+    for study in ("Street trees", "Trusted trees"):
+        with pytest.raises(SpecError, match="a segment and an item") as caught:
+            device.record(study, CANARY, NOON)
+        assert CANARY not in "".join(traceback.format_exception(caught.value))
+    assert device.record("Street trees", (), NOON) is Outcome.QUEUED  # it says "none"
+
+
+def test_other_segments_need_consent_again(server: StandIn) -> None:
+    offer = segmented(server, direct(server))
+    assert changes(offer, replace(offer, segments=("en", "it", "de"))) == ("segments",)
+    assert changes(replace(offer, segments=()), offer) == ("segments",)
+    with pytest.raises(SpecError, match="segments are for frequencies"):
+        replace(WORDS, segments=("en", "fr"))
+
+
+APPLE = CountMeanSketch(epsilon=4.0, rows=65_536, width=1_024, seed=7)
+
+
+def test_the_log_shows_each_record_as_figure_3_does(device: Device, server: StandIn) -> None:
+    """The parameters and "row,hex" that the log shows are read back to the bytes that were sent."""
+    task = LocalTask(randomizer=APPLE, cohort="everybody")
+    agreed(device, server, replace(TWO, task=task))
+    device.record("Street trees", "oak", NOON)
+    device.send(LATER)
+    (entry,) = device.log()
+    views = [device.explain(task_id, data) for task_id, data in entry.records]
+    for record in views:
+        assert record["algorithm"] == "count_mean_sketch"
+        assert record["record"].startswith(f"{record['row']},")
+    text = json.dumps(
+        {
+            "key": entry.study,
+            "parameters": {
+                "epsilon": views[0]["epsilon"], "k": views[0]["rows"], "m": views[0]["width"]
+            },
+            "records": [record["record"] for record in views],
+        }
+    )  # fmt: skip
+    key, sketch, records = read_apple_records(text, seed=7)
+    assert (key, sketch) == ("Street trees", APPLE)
+    assert sorted(record.tobytes() for record in records) == sorted(server.messages)
+
+
+RECORDED: dict[str, Any] = {
+    "hashed": (HASHED, "hashed_response"),
+    "hadamard": (
+        replace(
+            HASHED,
+            task=LocalTask(
+                randomizer=HadamardCountMeanSketch(epsilon=4.0, rows=64, width=128, seed=1),
+                cohort="everybody",
+            ),
+        ),
+        "hadamard_count_mean_sketch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_row_in_the_log_is_that_of_the_record(
+    device: Device, server: StandIn, name: str
+) -> None:
+    offer, kind = RECORDED[name]
+    agreed(device, server, offer)
+    device.record("Street trees", "oak", NOON)
+    (entry,) = device.log()
+    assert entry.state == "waiting"
+    ((task_id, data),) = entry.records
+    view = device.explain(task_id, data)
+    cells = 56 if name == "hashed" else 2 * 128
+    row = int.from_bytes(data, "little") // cells
+    assert view == {
+        "algorithm": kind,
+        "epsilon": 4.0,
+        "rows": offer.task.randomizer.rows,
+        "width": offer.task.randomizer.width,
+        "row": row,
+        "record": f"{row},{data.hex()}",
+    }
+
+
+def test_words_and_tables_are_in_the_log_with_their_parts(device: Device, server: StandIn) -> None:
+    agreed(device, server, WORDS, central(server))
+    device.record("New words", "oaks", NOON)
+    device.record("Trusted trees", "oak", NOON)
+    views = {}
+    for entry in device.log():
+        ((task_id, data),) = entry.records
+        views[entry.study] = device.explain(task_id, data)
+        assert views[entry.study]["record"] == data.hex()
+    assert views["New words"]["algorithm"] == "prefix_extension"
+    assert views["New words"]["parts"]["prefix"]["rows"] == 1024
+    assert (views["Trusted trees"]["algorithm"], views["Trusted trees"]["epsilon"]) == (
+        "one_hot",
+        None,
+    )
+
+
+def test_a_task_is_kept_as_long_as_its_records(device: Device, server: StandIn) -> None:
+    """A record of an older version has no task, and shows its bytes."""
+    agreed(device, server, HASHED)
+    device.record("Street trees", "oak", NOON)
+    text = device._box.read()
+    assert text is not None
+    assert list(json.loads(text)["tasks"]) == [HASHED.task.id]
+    device.delete()
+    text = device._box.read()
+    assert text is not None
+    assert "tasks" not in json.loads(text)
+    assert device.explain("0" * 64, b"\x01") == {"record": "01"}

@@ -248,3 +248,85 @@ def test_a_signal_ends_an_agent_cleanly(
             process.kill()
             process.communicate()
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_nothing_is_fetched_or_sent_while_the_conditions_do_not_hold(
+    device: Device, server: StandIn, tmp_path: Path
+) -> None:
+    """Values are recorded, and days begin, as always: the number of records does not tell."""
+    is_charging = False
+    runner = Runner(device, spool=tmp_path, may_send=lambda: is_charging, rng=SeededRng(1))
+    (tmp_path / "one").write_text("Street trees\toak\n")
+    before = len(server.requests)
+    for hour in range(72):
+        runner.step(NOON + hour * 3_600)
+    assert len(server.requests) == before
+    assert runner.report().values == {"kept": 1}
+    waiting = [entry for entry in device.log() if entry.state == "waiting"]
+    assert sum(len(entry.records) for entry in waiting) == 2 * 4  # four days began
+    is_charging = True
+    for quarter in range(8):  # a fetch and an upload are at most 1.5 quarters away
+        runner.step(NOON + 72 * 3_600 + quarter * SEND_SECONDS)
+    assert runner.report().sending.delivered == 2 * 3
+    assert {request[0] for request in server.requests[before:]} == {"GET", "POST"}
+
+
+@pytest.mark.parametrize(("command", "count"), [("true", 2), ("false", 0)])
+def test_a_command_tells_when_to_send(
+    server: StandIn, tmp_path: Path, command: str, count: int
+) -> None:
+    options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
+    for arguments in (["offers"], ["consent", "Street trees", "--yes"]):
+        assert CliRunner().invoke(main, ["device", *arguments, *options]).exit_code == 0
+    with Device(SqliteBox(tmp_path / "device.db"), Http(server.url), PUBLIC) as device:
+        device.record("Street trees", "oak", time.time() - 3 * DAY_SECONDS)
+    run = ["device", "run", "--once", "--json", "--when", command, *options]
+    done = CliRunner().invoke(main, run)
+    assert done.exit_code == 0, done.output
+    assert len(server.reports) == count
+
+
+def test_a_condition_that_cannot_run_is_an_error(server: StandIn, tmp_path: Path) -> None:
+    options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
+    for command, message in (("", "must be a command"), ("/nowhere/at-all", "cannot run")):
+        done = CliRunner().invoke(main, ["device", "run", "--once", "--when", command, *options])
+        assert done.exit_code == 2
+        assert message in done.output
+
+
+def test_the_log_prints_each_record_and_how_it_was_made(server: StandIn, tmp_path: Path) -> None:
+    options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
+    for arguments in (["offers"], ["consent", "Street trees", "--yes"]):
+        assert CliRunner().invoke(main, ["device", *arguments, *options]).exit_code == 0
+    recorded = CliRunner().invoke(main, ["device", "record", "Street trees", CANARY, *options])
+    assert recorded.output == "kept\n"
+    (entry,) = [
+        json.loads(line)
+        for line in CliRunner()
+        .invoke(main, ["device", "log", "--json", *options])
+        .output.split("\n")
+        if line
+    ]
+    assert [record["algorithm"] for record in entry["records"]] == ["hashed_response"] * 2
+    lines = CliRunner().invoke(main, ["device", "log", *options]).output.splitlines()
+    assert lines[0].startswith("waiting: 2 records")
+    assert lines[1:] == [
+        f"  hashed_response epsilon 4.0 rows 1024 width 56: {record['row']},{record['data']}"
+        for record in entry["records"]
+    ]
+    assert CANARY not in json.dumps(entry)
+
+
+def test_a_value_is_recorded_with_its_segment(server: StandIn, tmp_path: Path) -> None:
+    server.offer(replace(HASHED, segments=("en", "fr")))
+    options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
+    terms = CliRunner().invoke(main, ["device", "offers", *options]).output
+    assert "it asks which of these you belong to, too: en, fr" in terms
+    assert CliRunner().invoke(main, ["device", "consent", "Street trees", "--yes", *options])
+    record = ["device", "record", "Street trees", "oak", *options]
+    assert CliRunner().invoke(main, record).exit_code == 2
+    assert CliRunner().invoke(main, [*record, "--segment", "fr"]).output == "kept\n"
+    with Device(SqliteBox(tmp_path / "device.db"), Http(server.url), PUBLIC) as device:
+        runner = Runner(device)
+        runner.record(["Street trees\tfr\toak\n", "Street trees\toak\n"], time.time())
+        assert runner.report().values["unreadable"] == 1

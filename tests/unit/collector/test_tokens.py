@@ -9,7 +9,7 @@ import pytest
 
 from sfumato.collector import tokens
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.store import Store
+from sfumato.collector.store.store import Store, TokenRow
 from sfumato.collector.tokens import Role
 from sfumato.errors import SpecError
 
@@ -136,3 +136,22 @@ def test_a_rotation_that_is_refused_leaves_the_token_valid(store: Store) -> None
     with pytest.raises(SpecError, match="days"):
         tokens.rotate(store, old.id, days=0)
     assert tokens.authorise(store, token, "admin", now=NOW) == old
+
+
+def test_a_token_for_some_studies_names_studies_that_exist(store: Store) -> None:
+    with pytest.raises(SpecError, match="there is no study 'Trees'"):
+        tokens.create(store, role="analyst", name="Ann", days=1, studies=["Trees"])
+    with pytest.raises(SpecError, match="only an analyst's token"):
+        tokens.create(store, role="admin", name="ops", days=1, studies=["Trees"])
+    with store.reading() as tx:
+        assert tx.tokens() == []
+
+
+def test_a_token_without_studies_sees_all_of_them(store: Store) -> None:
+    row, token = tokens.create(store, role="analyst", name="Ann", days=1, now=lambda: NOW)
+    assert row.studies is None
+    assert tokens.authorise(store, token, "analyst", now=NOW).may_see("0" * 32)
+    some = TokenRow("id", "Ann", "analyst", 0, studies=f"{'a' * 32},{'b' * 32}")
+    assert [some.may_see(letter * 32) for letter in "abc"] == [True, True, False]
+    assert not some.may_see("a")
+    assert not some.may_see("")

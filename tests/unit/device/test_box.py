@@ -13,12 +13,15 @@ import pytest
 
 from sfumato.device import Box, MemoryBox, SqliteBox
 from sfumato.device.box import State
-from sfumato.errors import StoreError, StoreFull, StoreReadOnly
+from sfumato.errors import SpecError, StoreError, StoreFull, StoreReadOnly
+
+KEY = bytes(range(32))
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "sealed file", "memory"])
 def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Box]:
-    box: Box = SqliteBox(tmp_path / "box.db") if request.param == "file" else MemoryBox()
+    key = KEY if request.param == "sealed file" else None
+    box: Box = MemoryBox() if request.param == "memory" else SqliteBox(tmp_path / "box.db", key)
     yield box
     box.close()
 
@@ -171,3 +174,107 @@ def test_transactions_of_two_connections_take_turns(tmp_path: Path) -> None:
     thread.join()
     assert first.read() == "one two"
     first.close()
+
+
+def written(path: Path, key: bytes | None) -> None:
+    box = SqliteBox(path, key)
+    with box.transaction():
+        box.write("a privatised record")
+        box.keep_round("Trees", "a secret of a round", b"a message of a round")
+    box.close()
+
+
+def contents(path: Path, key: bytes | None) -> list[Any]:
+    box = SqliteBox(path, key)
+    try:
+        return [box.read(), box.round("Trees")]
+    finally:
+        box.close()
+
+
+WRITTEN = ["a privatised record", ("a secret of a round", b"a message of a round")]
+
+
+@pytest.mark.parametrize("is_later", [False, True], ids=["from the start", "later"])
+def test_nothing_in_a_sealed_file_can_be_read_without_its_key(
+    tmp_path: Path, is_later: bool
+) -> None:
+    path = tmp_path / "box.db"
+    written(path, None if is_later else KEY)
+    if is_later:
+        SqliteBox.seal(path, KEY)
+    assert contents(path, KEY) == WRITTEN
+    data = path.read_bytes()
+    assert not [word for word in (b"privatised", b"secret", b"message of") if word in data]
+    for key in (None, bytes(32)):
+        with pytest.raises(StoreError, match="it is sealed"):
+            contents(path, key)
+    with pytest.raises(StoreError, match="it is sealed"):
+        SqliteBox.seal(path, bytes(32))
+    assert contents(path, KEY) == WRITTEN
+
+
+def test_an_open_file_can_be_read_without_a_key_and_not_with_one(tmp_path: Path) -> None:
+    """The control; and nobody can put an open state in place of a sealed one."""
+    written(tmp_path / "box.db", None)
+    assert contents(tmp_path / "box.db", None) == WRITTEN
+    assert b"privatised" in (tmp_path / "box.db").read_bytes()
+    with pytest.raises(StoreError, match="it is not sealed"):
+        contents(tmp_path / "box.db", KEY)
+
+
+def flipped(sealed: bytes) -> bytes:
+    return sealed[:20] + bytes([sealed[20] ^ 1]) + sealed[21:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE state SET text = flipped(text)",
+        "UPDATE round SET state = flipped(state)",
+        "UPDATE round SET message = flipped(message)",
+        "UPDATE state SET text = x'00'",
+        "UPDATE round SET study = 'Elms'",
+        "UPDATE round SET state = message",
+        "UPDATE round SET message = state",
+        "UPDATE state SET text = (SELECT state FROM round)",
+        "UPDATE state SET text = 'an open state'",
+        "UPDATE round SET state = 'an open state'",
+    ],
+)
+def test_a_sealed_file_that_somebody_changed_is_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "box.db"
+    written(path, KEY)
+    connection = sqlite3.connect(path)
+    connection.create_function("flipped", 1, flipped)
+    connection.execute(change)
+    connection.commit()
+    connection.close()
+
+    def read() -> None:
+        box = SqliteBox(path, KEY)
+        try:
+            box.round("Elms" if "Elms" in change else "Trees")
+        finally:
+            box.close()
+
+    with pytest.raises(StoreError, match="must be sealed with this key"):
+        read()
+
+
+def test_two_writes_of_one_state_differ(tmp_path: Path) -> None:
+    path, files = tmp_path / "box.db", set()
+    box = SqliteBox(path, KEY)
+    for _ in range(3):
+        with box.transaction():
+            box.write("the same")
+        files.add(path.read_bytes())
+    box.close()
+    assert len(files) == 3
+
+
+@pytest.mark.parametrize("key", [b"", bytes(16), bytes(33), "0" * 32])
+def test_a_key_of_a_box_has_32_bytes(tmp_path: Path, key: Any) -> None:
+    with pytest.raises(SpecError, match="32 bytes"):
+        SqliteBox(tmp_path / "box.db", key)
+    assert not list(tmp_path.iterdir())

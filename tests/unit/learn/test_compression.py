@@ -315,3 +315,13 @@ def test_its_memory_reduces_the_deviation() -> None:
         statistics = RoundStatistics(squared=float(noised @ noised), cells=CELLS, noise=NOISE)
         sizing = replace(rule.after(sizing, statistics, LENGTH), cells=CELLS)
     assert abs(sizing.memory - SQUARED / NOISE**2) < 5 * math.sqrt(0.1 / 1.9) * SPREAD
+
+
+def test_a_prior_norm_sizes_all_rounds_and_measures_none() -> None:
+    """A mean of half the clip, of at most 100 deviations: 50² over the error."""
+    rule = TwoStage(error=0.5, prior_norm=0.5)
+    assert rule.rounds_measured == 0
+    sizing = rule.start(10**6, 100.0**2)
+    assert sizing.cells == 5_000
+    after = rule.after(sizing, RoundStatistics(squared=1.0, cells=5_000, noise=1.0), 10**6)
+    assert (after.cells, after.rounds) == (5_000, 1)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from sfumato.errors import SpecError
-from sfumato.learn.round_table import RoundNoise, RoundSketch
+from sfumato.learn.round_table import RoundNoise
 from sfumato.privacy import AdditiveLoss, SeededRng
+from sfumato.privacy.accounting import SMOOTHING
 from sfumato.sketch.dense import DenseSketch
-from sfumato.sketch.vector import VectorSketch
+from sfumato.sketch.vector import RoundSketch, VectorSketch
 
 LENGTH = 40
 MAIN = VectorSketch(
@@ -118,10 +119,15 @@ def test_all_parts_are_paid_for(sketch: RoundSketch) -> None:
     noise = noise_for(sketch)
     loss = noise.loss(sketch.sensitivity(1))
     assert isinstance(loss, AdditiveLoss)
-    spent = (MAIN.rounding.l2 / noise.scale) ** 2
-    spent += (SECOND.rounding.l2 / (3 * noise.scale)) ** 2 if sketch.second else 0.0
-    spent += 1 / 4.0**2 if sketch.counts else 0.0
-    assert math.isclose((loss.l2 / loss.scale) ** 2, spent)
+    spent = MAIN.rounding.l2**2 / (noise.scale**2 - SMOOTHING)
+    spent += SECOND.rounding.l2**2 / ((3 * noise.scale) ** 2 - SMOOTHING) if sketch.second else 0.0
+    spent += 1 / (4.0**2 - SMOOTHING) if sketch.counts else 0.0
+    assert math.isclose(loss.l2**2 / (loss.scale**2 - SMOOTHING), spent)
+    little = replace(noise, scale=1.0).loss(sketch.sensitivity(1))  # priced by Rényi bounds
+    assert isinstance(little, AdditiveLoss)
+    spent += MAIN.rounding.l2**2 * (1 - 1 / (noise.scale**2 - SMOOTHING))
+    assert little.scale**2 < SMOOTHING
+    assert math.isclose((little.l2 / little.scale) ** 2, spent, rel_tol=1e-6)
 
 
 @pytest.mark.parametrize(

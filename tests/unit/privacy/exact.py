@@ -7,6 +7,7 @@ Nothing here calls sfumato.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,17 +19,37 @@ from scipy import optimize
 F64 = npt.NDArray[np.float64]
 
 
+def _gaussian(scale: mpmath.mpf, value: int) -> mpmath.mpf:
+    weight = mpmath.exp(-(mpmath.mpf(value) ** 2) / (2 * scale**2))
+    return weight / mpmath.jtheta(3, 0, mpmath.exp(-1 / (2 * scale**2)))
+
+
+def _laplace(scale: mpmath.mpf, value: int) -> mpmath.mpf:
+    ratio = mpmath.exp(-1 / scale)
+    return (1 - ratio) / (1 + ratio) * ratio ** abs(value)
+
+
+def _skellam(scale: mpmath.mpf, value: int) -> mpmath.mpf:
+    return mpmath.exp(-(scale**2)) * mpmath.besseli(abs(value), scale**2)
+
+
+LAWS = {  # of each noise: P(noise = value), and how many scales and steps its tail is long
+    "gaussian": (_gaussian, 9, 25),
+    "laplace": (_laplace, 45, 0),
+    "skellam": (_skellam, 9, 25),
+}
+
+
 def mass(noise: str, scale: float, value: int, *, bits: int = 200) -> mpmath.mpf:
     """P(noise = value), to about `bits` bits."""
     with mpmath.workprec(bits):
-        exact = mpmath.mpf(scale)  # a float is a number of its own; none is rounded here
-        if noise == "laplace":
-            ratio = mpmath.exp(-1 / exact)
-            return (1 - ratio) / (1 + ratio) * ratio ** abs(value)
-        if noise == "gaussian":
-            weight = mpmath.exp(-(mpmath.mpf(value) ** 2) / (2 * exact**2))
-            return weight / mpmath.jtheta(3, 0, mpmath.exp(-1 / (2 * exact**2)))
-        return mpmath.exp(-(exact**2)) * mpmath.besseli(abs(value), exact**2)
+        return LAWS[noise][0](mpmath.mpf(scale), value)  # a float is a number: none is rounded
+
+
+def reach(noise: str, scale: float) -> int:
+    """Beyond it lies less than 1e-18 of the law."""
+    _, scales, steps = LAWS[noise]
+    return math.ceil(scales * scale) + steps
 
 
 @lru_cache(maxsize=64)

@@ -15,17 +15,18 @@ from sfumato.privacy.intervals import (
     of_sums,
     of_support,
 )
+from sfumato.privacy.noise_kinds import NOISES, Noise
 from unit.privacy import exact
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 ROUNDING = 1e-9  # rounding error of a sum of probabilities
-LAWS = {
+LAWS: dict[str, NoiseLaw] = {
     "none": NoiseLaw.none(),
     "laplace, epsilon 0.5": NoiseLaw.of("laplace", 2.0),
     "laplace, epsilon 3": NoiseLaw.of("laplace", 1 / 3),
     "laplace, epsilon 8": NoiseLaw.of("laplace", 1 / 8),
-    "skellam": NoiseLaw.of("skellam", 0.9),
+    **{noise: NoiseLaw.of(noise, 0.9) for noise in NOISES},
     "gaussian": NoiseLaw.of("gaussian", 0.55),
     "two rounds": NoiseLaw.of("laplace", 1 / 3) + NoiseLaw.of("laplace", 1 / 3),
 }
@@ -44,8 +45,8 @@ def covered(values: I64, mass: F64, low: F64, high: F64, truth: int, above: int 
     return float(mass[visible & inside].sum() / mass[visible].sum())
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace", "skellam"])
-def test_the_width_is_the_least_that_holds_the_confidence(noise: str) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_width_is_the_least_that_holds_the_confidence(noise: Noise) -> None:
     law, table = NoiseLaw.of(noise, 3.0), exact.masses(noise, 3.0, 150)
     for confidence in (0.5, 0.95, 0.999):
         width = law.width(confidence)

@@ -16,11 +16,13 @@ from sfumato.privacy import (
     NoNoise,
     NoPrivacy,
     SeededRng,
-    discrete_gaussian,
-    discrete_laplace,
+    epsilon_of,
+    least_noise,
     skellam,
 )
-from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.privacy.noise import AT_RELEASE
+from sfumato.privacy.noise_kinds import NOISES, Noise
+from sfumato.privacy.samplers import LARGEST_SCALE, sampler_of
 from sfumato.sketch import CountSketch, Norms, OneHot
 from unit.privacy import exact
 
@@ -36,13 +38,11 @@ def test_no_noise_changes_nothing_and_costs_everything() -> None:
     assert mechanism.stddev(1000) == 0
 
 
-def test_noise_at_release_is_that_of_the_sampler() -> None:
-    gaussian = NoiseAtRelease(noise="gaussian", scale=4.0)
-    laplace = NoiseAtRelease(noise="laplace", scale=4.0)
-    added = gaussian.at_release(TABLE, count=9, rng=SeededRng(SEED)) - TABLE
-    assert np.array_equal(added, discrete_gaussian(4.0, (3, 4), SeededRng(SEED)))
-    added = laplace.at_release(TABLE, count=9, rng=SeededRng(SEED)) - TABLE
-    assert np.array_equal(added, discrete_laplace(4.0, (3, 4), SeededRng(SEED)))
+@pytest.mark.parametrize("noise", AT_RELEASE)
+def test_noise_at_release_is_that_of_the_sampler(noise: Noise) -> None:
+    mechanism = NoiseAtRelease(noise=noise, scale=4.0)
+    added = mechanism.at_release(TABLE, count=9, rng=SeededRng(SEED)) - TABLE
+    assert np.array_equal(added, sampler_of(noise, 4.0).draw((3, 4), SeededRng(SEED)))
 
 
 def test_noise_at_release_leaves_devices_alone() -> None:
@@ -61,19 +61,29 @@ def test_the_loss_names_noise_scale_and_contribution() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0, 9.4467])
-def test_stated_deviations_are_those_of_the_laws(scale: float) -> None:
+@pytest.mark.parametrize("noise", NOISES)
+def test_stated_deviations_are_those_of_the_laws(noise: Noise, scale: float) -> None:
     """A discrete Gaussian's variance is scale²·(1 − 8π²·scale²·e^(−2π²·scale²)), nearly; at scale
-    one that is 2.2e-7 off. Laplace and Skellam are exact, up to float sums."""
-    reach = math.ceil(45 * scale)
-    variance, _ = exact.moments("gaussian", scale, reach)
-    stated = NoiseAtRelease(noise="gaussian", scale=scale).stddev(1)
+    one that is 2.2e-7 off. Others are exact, up to float sums."""
+    variance, _ = exact.moments(noise, scale, math.ceil(45 * scale))
     off = 8 * math.pi**2 * scale**2 * math.exp(-2 * math.pi**2 * scale**2)
-    assert abs(variance / stated**2 - 1) <= 1.1 * off + 1e-13
-    variance, _ = exact.moments("laplace", scale, reach)
-    stated = NoiseAtRelease(noise="laplace", scale=scale).stddev(1)
-    assert abs(variance / stated**2 - 1) <= 1e-12
-    variance, _ = exact.moments("skellam", scale, reach)
-    assert abs(variance / scale**2 - 1) <= 1e-12
+    tolerance = 1.1 * off + 1e-13 if noise == "gaussian" else 1e-12
+    assert abs(variance / NOISES[noise].stddev(scale) ** 2 - 1) <= tolerance
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("contribution", [ROWS, OneHot(categories=4).sensitivity(2)], ids=repr)
+def test_the_least_noise_costs_at_most_epsilon_and_is_the_least(
+    contribution: Norms, epsilon: float
+) -> None:
+    best = least_noise(contribution, epsilon=epsilon, delta=1e-6)
+    assert epsilon_of([best.loss(contribution)], 1e-6) <= epsilon
+    for noise in AT_RELEASE:
+        other = least_noise(contribution, epsilon=epsilon, delta=1e-6, noises=[noise])
+        assert other.noise == noise
+        assert best.stddev(1) <= other.stddev(1)
+    pure = least_noise(contribution, epsilon=epsilon, delta=0.0)
+    assert epsilon_of([pure.loss(contribution)], 0.0) <= epsilon
 
 
 def test_shares_of_the_least_cohort_make_the_stated_noise() -> None:

@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import cast, get_args
 
 import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import numpy as np
@@ -16,8 +17,8 @@ from scipy import stats
 from checks import SEED
 from sfumato.errors import SpecError
 from sfumato.privacy import SeededRng, SystemRng, discrete_gaussian, discrete_laplace, skellam
+from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import (
-    HALF_WEIGHTS,
     LARGEST_SCALE,
     WORD_BITS,
     Inversion,
@@ -31,9 +32,19 @@ from unit.privacy import exact
 
 U64 = npt.NDArray[np.uint64]
 
-NOISES = ("gaussian", "laplace", "skellam")
-DRAW = {"gaussian": discrete_gaussian, "laplace": discrete_laplace, "skellam": skellam}
 ONES = 2**WORD_BITS - 1
+
+
+def test_every_noise_has_a_record_and_an_exact_law() -> None:
+    assert set(NOISES) == set(get_args(Noise)), "add it to Noise and NOISES (noise_kinds.py)"
+    assert set(NOISES) == set(exact.LAWS), "add its law to LAWS (tests/unit/privacy/exact.py)"
+
+
+def test_the_functions_for_each_noise_draw_from_its_sampler() -> None:
+    functions = {"gaussian": discrete_gaussian, "laplace": discrete_laplace, "skellam": skellam}
+    for noise, draw in functions.items():
+        expected = sampler_of(cast(Noise, noise), 2.0).draw((2, 5), SeededRng(SEED))
+        assert np.array_equal(draw(2.0, (2, 5), SeededRng(SEED)), expected)
 
 
 class WantsMoreError(Exception):
@@ -53,8 +64,8 @@ class Script:
         return np.array(words, dtype=np.uint64)
 
 
-def small_words(noise: str, scale: float, bits: int) -> Inversion:
-    weights, number = HALF_WEIGHTS[noise], Fraction(scale)
+def small_words(noise: Noise, scale: float, bits: int) -> Inversion:
+    weights, number = NOISES[noise].weights, Fraction(scale)
     return Inversion.of(lambda precision: weights(number, precision), word_bits=bits)
 
 
@@ -97,7 +108,7 @@ ERROR = Fraction(1, 1 << 300)  # of the oracle, which works with 400 bits
 class Law:
     """Cumulative probabilities of the oracle, remembered."""
 
-    def __init__(self, noise: str, scale: float) -> None:
+    def __init__(self, noise: Noise, scale: float) -> None:
         self.noise, self.scale = noise, scale
         self._known: dict[int, Fraction] = {}
 
@@ -116,9 +127,9 @@ class Law:
 @pytest.mark.parametrize("scale", [0.3, 1.0, 9.4467])
 @pytest.mark.parametrize("noise", NOISES)
 def test_weights_are_within_the_stated_error_of_the_closed_form(
-    noise: str, scale: float, bits: int
+    noise: Noise, scale: float, bits: int
 ) -> None:
-    half = HALF_WEIGHTS[noise](Fraction(scale), bits)
+    half = NOISES[noise].weights(Fraction(scale), bits)
     total = 2 * sum(half) - half[0]
     error = Fraction(1, 1 << bits)
     oracle = [as_fraction(exact.mass(noise, scale, x, bits=bits + 100)) for x in range(len(half))]
@@ -131,7 +142,7 @@ def test_weights_are_within_the_stated_error_of_the_closed_form(
 
 @pytest.mark.parametrize("scale", [0.3, 2.5, 30.0])
 @pytest.mark.parametrize("noise", NOISES)
-def test_log_masses_are_those_of_the_closed_form(noise: str, scale: float) -> None:
+def test_log_masses_are_those_of_the_closed_form(noise: Noise, scale: float) -> None:
     """A logarithm is the difference of two of at most 2**8; floats of that size are 2**-45 apart.
 
     Below 2**-128 masses have lost digits; no accountant uses them.
@@ -157,7 +168,7 @@ def test_skellam_masses_are_those_of_scipy(stddev: float) -> None:
 
 @pytest.mark.parametrize("scale", [0.4, 1.0, 2.3])
 @pytest.mark.parametrize("noise", NOISES)
-def test_every_sequence_of_small_words_is_inverted_exactly(noise: str, scale: float) -> None:
+def test_every_sequence_of_small_words_is_inverted_exactly(noise: Noise, scale: float) -> None:
     """Words of four bits tie all the time. A value is decided only where all of U agrees on it."""
     sampler, law = small_words(noise, scale, bits=4), Law(noise, scale)
     decided, undecided = paths(sampler, depth=3)
@@ -170,7 +181,7 @@ def test_every_sequence_of_small_words_is_inverted_exactly(noise: str, scale: fl
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_words_of_six_bits_give_every_value_its_share(noise: str) -> None:
+def test_words_of_six_bits_give_every_value_its_share(noise: Noise) -> None:
     """After three words, the missing part of a value's share is undecided, not misplaced."""
     sampler, scale = small_words(noise, 1.0, bits=6), 1.0
     decided, undecided = paths(sampler, depth=3)
@@ -208,7 +219,7 @@ def test_ties_are_settled_with_words_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_tails_beyond_the_first_table_are_reached(noise: str) -> None:
+def test_tails_beyond_the_first_table_are_reached(noise: Noise) -> None:
     """Four words of ones put U within 2**-256 of one: past the end of the first table."""
     sampler, law = sampler_of(noise, 3.0), Law(noise, 3.0)
     upper = int(sampler.draw(1, Script([ONES] * 4 + [0]))[0])
@@ -220,7 +231,7 @@ def test_tails_beyond_the_first_table_are_reached(noise: str) -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_word_next_to_a_cumulative_probability_is_not_decided_alone(noise: str) -> None:
+def test_a_word_next_to_a_cumulative_probability_is_not_decided_alone(noise: Noise) -> None:
     sampler = sampler_of(noise, 2.0)
     edge = int(sampler.cumulative[sampler.cumulative.size // 2])
     for word in (edge, edge + 1):
@@ -231,38 +242,38 @@ def test_a_word_next_to_a_cumulative_probability_is_not_decided_alone(noise: str
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_tiny_scale_draws_zeros_and_still_has_tails(noise: str) -> None:
-    draws = DRAW[noise](1e-3, 100, SeededRng(SEED))
+def test_a_tiny_scale_draws_zeros_and_still_has_tails(noise: Noise) -> None:
+    draws = sampler_of(noise, 1e-3).draw(100, SeededRng(SEED))
     assert not draws.any()
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
-def test_impossible_scales_are_refused(noise: str, scale: float) -> None:
+def test_impossible_scales_are_refused(noise: Noise, scale: float) -> None:
     with pytest.raises(SpecError, match="noise must be"):
-        DRAW[noise](scale, 1, SeededRng(SEED))
+        sampler_of(noise, scale).draw(1, SeededRng(SEED))
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_scales_beyond_the_limit_are_refused(noise: str) -> None:
+def test_scales_beyond_the_limit_are_refused(noise: Noise) -> None:
     limit = LARGEST_SCALE[noise]
     with pytest.raises(SpecError, match=f"to {limit}; got {limit + 1}"):
-        DRAW[noise](limit + 1, 1, SeededRng(SEED))
+        sampler_of(noise, limit + 1).draw(1, SeededRng(SEED))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_largest_scale_can_be_drawn(noise: str) -> None:
+def test_the_largest_scale_can_be_drawn(noise: Noise) -> None:
     """Not one of 1000 draws may be beyond 40 scales: probability < 1e-14 each, Laplace the most."""
-    draws = DRAW[noise](LARGEST_SCALE[noise], 1000, SeededRng(SEED))
+    draws = sampler_of(noise, LARGEST_SCALE[noise]).draw(1000, SeededRng(SEED))
     assert np.abs(draws).max() < 40 * LARGEST_SCALE[noise]
     assert np.unique(draws).size > 900
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_shapes_and_types_are_as_asked(noise: str) -> None:
+def test_shapes_and_types_are_as_asked(noise: Noise) -> None:
     for size, shape in ((0, (0,)), (3, (3,)), ((2, 5), (2, 5)), ((), ())):
-        draws = DRAW[noise](2.0, size, SeededRng(SEED))
+        draws = sampler_of(noise, 2.0).draw(size, SeededRng(SEED))
         assert draws.shape == shape
         assert draws.dtype == np.int64
 

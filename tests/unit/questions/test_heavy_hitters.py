@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pytest
 from scipy import stats
 
@@ -26,9 +25,7 @@ from sfumato.questions.heavy_hitters.design import (
     HeavyHitterCampaign,
     HeavyHitterDesign,
     HistogramDesign,
-    majority,
     most_sampled,
-    repetitions_for,
 )
 from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
@@ -306,15 +303,6 @@ def test_a_table_that_is_too_full_tells_nothing_but_that() -> None:
     heavy_hitters = campaign.heavy_hitters()
     assert (len(heavy_hitters), heavy_hitters.unread, heavy_hitters.respondents) == (0, 2, 0)
     assert campaign.rounds[1].rate == campaign.rounds[0].rate / 2
-
-
-def test_the_majority_of_repetitions_decides() -> None:
-    items = majority([pa.array(["a", "b"]), pa.array(["a", "c"]), pa.array(["a", "b", "b"])])
-    assert items.to_pylist() == ["a", "b"]
-    assert repetitions_for(240_000, 0.05) == 57  # DIGEST 2C.2: the paper takes 131 and 308
-    for count in (55, 57):
-        wrong = 240_000 * stats.binom.sf(count // 2, count, 0.2)
-        assert (wrong <= 0.05) == (count == 57)
 
 
 # From devices to a release

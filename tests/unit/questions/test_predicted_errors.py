@@ -123,7 +123,7 @@ def test_a_search_by_prefixes_counts_the_dropouts() -> None:
     rare, middle, largest = three({**study, "alphabet": LATIN, "word_length": 4})
     assert rare < middle < largest
     share = float(reference_law(5_000)[0])
-    sampling = math.sqrt(5_000 * share * (1 - share) / 9)  # a tenth of the devices drops out
+    sampling = math.sqrt(5_000 * share * (1 - share) / 4)  # a fifth of the devices drops out
     assert sampling < largest < math.hypot(sampling, rare)
 
 
@@ -137,10 +137,9 @@ def test_the_error_of_new_words_grows_with_their_count() -> None:
 
 
 def test_short_words_have_few_candidates_and_are_detectable_from_fewer_devices() -> None:
-    """A length extends at most 1,111 prefixes by one letter or none: 1,111 · 27 candidates."""
     study = {"question": "new_words", "trust": "local", "devices": 20_000, "epsilon": 6.0}
+    study |= {"alphabet": LATIN}
     short = plan({**study, "word_length": 4}).predicted
-    assert "at most 29,997 candidates" in short["assumes"]
     alone = plan({**study, "word_length": 2}).predicted  # one length
     assert "at most 729 candidates" in alone["assumes"]
     assert alone["detectable_count"] < short["detectable_count"]

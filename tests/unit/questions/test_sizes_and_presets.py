@@ -45,10 +45,10 @@ def sketches(**keys: Any) -> list[CountSketch]:
 )
 @pytest.mark.parametrize("paper_mode", [False, True])
 def test_a_local_table_has_the_rows_and_width_of_the_study(
-    algorithm: str, kind: type, paper_mode: bool
+    algorithm: str, kind: type[Any], paper_mode: bool
 ) -> None:
     oracle = randomizer(algorithm=algorithm, rows=77, width=16, paper_mode=paper_mode)
-    assert type(oracle) is kind
+    assert isinstance(oracle, kind)
     assert (oracle.rows, oracle.width) == (77, 16)
     if kind is CountMeanSketch:
         assert oracle.flips == ("symmetric" if algorithm == "count_mean" else "optimal")
@@ -178,3 +178,23 @@ def test_ten_hybrid_rounds_of_the_paper_are_one_line() -> None:
     assert (sizes["rows"], sizes["width"], sizes["rounds"]) == (16, 3_000, 10)
     assert sizes["decode"] == "median"
     assert dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True)) == counts
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        LOCAL,
+        {**LOCAL, "algorithm": "count_mean", "rows": 8, "width": 4, "paper_mode": True},
+        {**SUMS, "algorithm": "hybrid", "rows": 5, "width": 20},
+        {**SUMS, "trust": "central", "dropout": 0.2},
+    ],
+    ids=["hashed", "count mean", "hybrid", "one-hot"],
+)
+def test_a_plan_says_where_its_error_comes_from(keys: dict[str, Any]) -> None:
+    predicted = plan(keys, items=ITEMS).predicted
+    noise, collisions = predicted["error_from_noise"], predicted["error_from_collisions"]
+    assert noise > 0
+    rest = predicted["standard_error"] ** 2 - noise**2 - collisions**2  # a rare item's sampling
+    assert -1e-9 * noise**2 <= rest <= 0.1 * predicted["error_from_sampling"] ** 2 + 1e-9 * noise**2
+    assert (collisions > 0) == ("width" in keys or keys is LOCAL)
+    assert (predicted["error_from_sampling"] > 0) == (keys["trust"] != "local")

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from checks import SEED
+from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
+    CELLS_PER_ITEM,
+    SURE_FROM,
     PowerLaw,
+    Spread,
+    failure,
     fit_power_law,
+    fresh_bound,
+    heterogeneity,
     instance_width,
+    largest_spread,
+    law_of_pilot,
     majority_collisions,
     minimax_width,
+    noise_bound,
+    predicted_spread,
     rows_for,
+    tail_bound,
+    width_for,
+    width_for_any,
 )
+from sfumato.sketch import CountSketch, DecodedRounds, refine
 
 
 @pytest.mark.parametrize(
@@ -153,3 +169,166 @@ def test_a_flat_or_rising_start_still_gives_a_falling_law() -> None:
     law = fit_power_law(np.full(20, 0.01))
     assert law.alpha > 0
     assert 0 < law.beta <= 1
+
+
+def falling(alpha: float, items: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    shares = np.arange(1, items + 1, dtype=np.float64) ** -alpha
+    return np.asarray(shares / shares.sum())
+
+
+# --- the prediction for the refined decoder
+
+
+@pytest.mark.parametrize(("alpha", "width"), [(1.1, 40), (1.1, 160), (1.5, 40), (2.0, 40)])
+def test_the_predicted_spread_is_that_of_placebos(alpha: float, width: int) -> None:
+    """Placebos of 6 tables, 16,384 each: within 30%, ten times the deviation of their root mean
+    square between tables. An error of plain medians is more than 1.6 times as large."""
+    rows, devices, shares = 13, 200_000, falling(alpha, 5_000)
+    measured, medians = [], []
+    for seed in range(6):
+        counts = np.random.default_rng([SEED, seed]).multinomial(devices, shares)
+        sketch = CountSketch(rows=rows, width=width, seed=seed)
+        rounds = DecodedRounds.of([(sketch, sketch.encode(np.arange(5_000), counts))])
+        points = hashing.fingerprint(np.arange(5_000), seed)
+        measured.append(np.mean(refine(rounds, points).placebo_errors ** 2))
+        medians.append(np.mean(rounds.estimate(rounds.placebos()) ** 2))
+    error = math.sqrt(float(np.mean(measured))) / devices
+    predicted = predicted_spread(shares, rows=rows, width=width)
+    assert 0.7 < error / predicted.collisions < 1.3
+    assert predicted.noise == 0
+    assert math.sqrt(float(np.mean(medians))) / devices > 1.6 * predicted.total
+
+
+def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> None:
+    """Hardly an item is peeled where none stands out: 1 in 10,000."""
+    shares = np.full(1_000, 0.001)
+    one = predicted_spread(shares, rows=10, width=50, noise=0.002)
+    assert math.isclose(one.collisions**2, 0.001 / 500, rel_tol=1e-3)
+    assert math.isclose(one.noise**2, 0.002**2 / 10, rel_tol=1e-3)
+    assert math.isclose(one.total**2, one.collisions**2 + one.noise**2)
+    many = predicted_spread(shares, rows=10, width=50, noise=0.002, rounds=10, gain=10)
+    assert math.isclose(many.collisions**2, one.collisions**2 / 10, rel_tol=1e-3)
+    assert math.isclose(many.noise, one.noise, rel_tol=1e-3)
+
+
+def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> None:
+    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1}
+    spread = largest_spread(0.005, items=5_000, risk=0.1)
+    assert spread is not None
+    most = math.ceil(width_for_any(spread, **sizes))
+    for law in (falling(1.1, 5_000), falling(2.0, 5_000), np.full(200, 0.005)):
+        width = width_for(law, spread, **sizes, most=most)
+        assert width <= most
+
+        def predict(width: int, law: Any = law) -> Spread:
+            return predicted_spread(law, rows=13, width=width, noise=0.0005, peeled_from=SURE_FROM)
+
+        predicted = predict(width)
+        assert predicted.total <= spread
+        least = width - round(CELLS_PER_ITEM * predicted.fitted / 13)
+        assert predict(int(0.98 * least) - 2).total > spread
+
+
+def test_a_failure_is_a_sum_over_items_and_sampling_counts() -> None:
+    alone = failure(0.001, 0.005, items=1_000)
+    assert math.isclose(alone, 1_000 * 2 * stats.norm.sf(0.005 / 0.0011), rel_tol=1e-12)
+    common = failure(0.001, 0.005, items=1_000, sampling=np.array([0.002]))
+    assert math.isclose(
+        common - alone,
+        2 * (stats.norm.sf(0.005 / math.hypot(0.0011, 0.002)) - stats.norm.sf(0.005 / 0.0011)),
+        rel_tol=1e-9,
+    )
+    spread = largest_spread(0.005, items=1_000, risk=0.1)
+    assert spread is not None
+    assert math.isclose(failure(spread, 0.005, items=1_000), 0.1, rel_tol=1e-6)
+    assert largest_spread(0.005, items=1_000, risk=0.1, sampling=np.array([0.01])) is None
+
+
+def test_the_law_of_a_pilot_has_its_largest_shares_and_squares() -> None:
+    law = law_of_pilot(np.array([0.1, 0.3, 0.05]), squares=0.004, limit=0.04, items=2_000)
+    assert law.size == 2_000
+    assert law[:3].tolist() == [0.3, 0.1, 0.05]
+    assert np.all(np.diff(law) <= 0)
+    assert law[3] <= 0.04
+    assert math.isclose(float(np.sum(law[3:] ** 2)), 0.004, rel_tol=1e-6)
+    assert law_of_pilot(np.array([0.5]), squares=0.0, limit=0.01, items=10).tolist() == [0.5]
+    flat = law_of_pilot(np.array([]), squares=1.0, limit=0.01, items=10)
+    assert np.allclose(flat, 0.01)  # no law below the limit has more
+
+
+# --- bounds of the paper
+
+
+def test_widths_by_law_grow_as_corollary_2_4_says() -> None:
+    """Each width over its rate hardly changes while the target falls a hundredfold."""
+    rank, devices = np.arange(1, 1_000_001, dtype=np.float64), 10**9
+    laws: dict[str, tuple[Any, Any]] = {
+        "2^-i": (2.0 ** -np.minimum(rank, 1_000), lambda t: math.log(1 / t)),
+        "i^-2": (rank**-2.0, lambda t: t**-0.5),
+        "1/(i log^2 i)": (1 / (rank * np.log(rank + 1) ** 2), lambda t: 1 / (t * math.log(t) ** 2)),
+        "flat": (np.full(100_000, 1e-5), None),
+    }
+    for name, (weights, rate) in laws.items():
+        shares = weights / weights.sum()
+        widths = [
+            instance_width(shares, target, constant=1, devices=devices)
+            for target in (1e-2, 1e-3, 1e-4)
+        ]
+        if rate is None:  # no share reaches the target: below 1/target, and falling with it
+            assert all(width <= 1 / t for width, t in zip(widths, (1e-2, 1e-3, 1e-4), strict=True))
+            continue
+        ratios = [width / rate(t) for width, t in zip(widths, (1e-2, 1e-3, 1e-4), strict=True)]
+        assert max(ratios) < 1.6 * min(ratios), name
+
+
+def test_bounds_fall_with_the_tail_and_hybrid_is_never_above_shared() -> None:
+    rng = np.random.default_rng(SEED)
+    rounds = rng.dirichlet(np.full(300, 0.2), size=10)
+    mean = rounds.mean(axis=0)
+    sizes: Any = {"rows": 9, "width": 40, "risk": 0.01}
+    vector = heterogeneity(rounds)
+    assert np.all(vector <= mean + 1e-15)
+    assert tail_bound(vector, **sizes) <= tail_bound(mean, **sizes)
+    alike = np.tile(mean, (10, 1))
+    assert np.allclose(heterogeneity(alike), mean / math.sqrt(10))
+    gain = tail_bound(mean, **sizes) / tail_bound(heterogeneity(alike), **sizes)
+    assert gain == pytest.approx(math.sqrt(10))
+    ratio = fresh_bound(rounds, **sizes) / tail_bound(vector, **sizes)
+    assert ratio == pytest.approx(math.sqrt(math.log(10 / 0.01)))
+    with pytest.raises(SpecError, match="rows"):
+        tail_bound(mean, rows=2, width=40, risk=0.01)
+
+
+def test_errors_of_medians_fall_with_the_width_as_the_bound_of_corollary_2_2_does() -> None:
+    """The largest of 2,000 errors, in 90% of 20 sketches, is about 15 times the bound with constant
+    1, at every width, while the bound falls 38 times. Quantiles of 20 runs vary by 20%, so a factor
+    2 is three deviations of a ratio of two; a bound in width^-1/2 alone would be off by 9."""
+    shares = falling(1.3, 2_000)
+    counts = np.rint(1_000_000 * shares).astype(np.int64)
+    items, rows = np.arange(2_000), rows_for(2_000)
+    bounds, errors = [], []
+    for width in (25, 400):
+        bounds.append(tail_bound(shares, rows=rows, width=width, risk=0.1 / 2_000))
+        sketches = [CountSketch(rows=rows, width=width, seed=seed) for seed in range(20)]
+        largest = [
+            np.abs(each.estimate(each.encode(items, counts), items) - counts).max()
+            for each in sketches
+        ]
+        errors.append(float(np.quantile(largest, 0.9)) / counts.sum())
+    assert bounds[0] / bounds[1] > 35
+    assert 0.5 < (errors[0] / errors[1]) / (bounds[0] / bounds[1]) < 2
+
+
+def test_more_rounds_of_as_many_devices_have_more_noise_and_fewer_collisions() -> None:
+    """Section 4's remark: N fixed, M rises; and n fixed, both fall."""
+    keys: Any = {"items": 1_000, "risk": 0.1, "epsilon": 1.0, "delta": 1e-6}
+    shares = falling(1.1, 1_000)
+    fixed = [noise_bound(**keys, cohort=100_000 // m, rounds=m) for m in (1, 10, 100)]
+    assert np.allclose(np.array(fixed) / fixed[0], [1, math.sqrt(10), 10])
+    growing = [noise_bound(**keys, cohort=1_000, rounds=m) for m in (1, 10, 100)]
+    assert np.allclose(np.array(growing) / growing[0], [1, 1 / math.sqrt(10), 0.1])
+    tails = [
+        tail_bound(heterogeneity(np.tile(shares, (m, 1))), rows=10, width=40, risk=0.1)
+        for m in (1, 10, 100)
+    ]
+    assert np.allclose(np.array(tails) / tails[0], [1, 1 / math.sqrt(10), 0.1])

@@ -34,6 +34,7 @@ PANELS = {
     "000-fig2": 3,
     "000-fig3": 1,
     **dict.fromkeys(("001-fig1", "001-fig2", "001-fig3", "001-fig4"), 2),
+    "001-table1": 2,
     "002-fig1": 3,
     "002-fig2": 2,
     **dict.fromkeys(("002-table1", "002-table2", "002-table3"), 4),

@@ -18,14 +18,20 @@ from scipy import special
 from checks import SEED
 from marks import quick
 from sfumato.errors import DataError
-from sfumato.privacy import CountMeanSketch, HashedResponse, SeededRng, Tally, debias
+from sfumato.privacy import (
+    CountMeanSketch,
+    HadamardCountMeanSketch,
+    HashedResponse,
+    SeededRng,
+    Tally,
+    debias,
+)
 from sfumato.reproduce import Claim, Outcome
 from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.reproduce.local import data, runs
 from sfumato.reproduce.local.figures import (
     REFERENCE_BOUND,
     WIDTHS_4,
-    bound,
     claims_4,
     use_claims,
     word_claims,
@@ -43,13 +49,35 @@ def test_the_bound_has_the_known_values(size: tuple[int, int], reference: float)
     """Known to one device, some truncated and some rounded."""
     counts = 1e8 * power_law_shares(1.2, 2_600)
     width, rows = size
-    assert abs(bound(2.0, rows, width, counts) - reference) < 1
     sketch = CountMeanSketch(epsilon=2.0, rows=rows, width=width, seed=0)
     squares = float(counts @ counts)
+    bound = math.sqrt(debias.variance_bound(sketch, count=counts.sum(), squares=squares))
+    assert abs(bound - reference) < 1
     exact = math.sqrt(debias.variance(sketch, count=1e8, holders=0.0, squares=squares))
     assert (
         0.98 * reference < exact <= reference + 1
     )  # the bound keeps terms that the exact formula drops
+
+
+@pytest.mark.parametrize("kind", [CountMeanSketch, HadamardCountMeanSketch])
+def test_the_papers_bounds_are_above_the_exact_variances(
+    kind: type[CountMeanSketch] | type[HadamardCountMeanSketch],
+) -> None:
+    """Theorems 4.2 and 4.4, for every item of two laws."""
+    for epsilon in (0.5, 2.0, 8.0):
+        for rows, width in ((8, 4), (64, 256), (65_536, 1_024)):
+            sketch = kind(epsilon=epsilon, rows=rows, width=width, seed=0)
+            for law in (power_law_shares(1.2, 300), np.full(20, 0.05)):
+                counts = 10_000 * law
+                squares = float(counts @ counts)
+                bound = debias.variance_bound(sketch, count=10_000, squares=squares)
+                exact = debias.variance(
+                    sketch, count=10_000, holders=counts, squares=squares - counts**2
+                )
+                assert np.all(exact <= bound)
+                assert bound < 2 * debias.variance(
+                    sketch, count=10_000, holders=0.0, squares=squares
+                )  # and not by much
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from marks import quick
 from sfumato.privacy import SeededRng
 from sfumato.privacy.samplers import discrete_laplace
 from sfumato.sketch import CountSketch, DecodedRounds
-from sfumato.sketch.absent import significant_items
+from sfumato.sketch.absent import coin_limit, significant_items, sum_limit
 
 ITEMS, HELD_ITEMS, RUNS, LEVEL = 1_000, 300, 200, 0.5
 
@@ -82,3 +82,56 @@ def test_an_empty_table_finds_nothing() -> None:
     )
     assert not significant.any()
     assert limit == 0
+
+
+def sums_of(table: np.ndarray) -> np.ndarray:
+    """The sums of all choices of one cell in each row: the law of an item that nobody holds."""
+    sums = np.zeros(1)
+    for row in table:
+        sums = (sums[:, None] + row).ravel()
+    return sums
+
+
+ONE_COLLISION = np.zeros((7, 6))
+ONE_COLLISION[0, 0] = 9.0
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.01, 0.001])
+def test_a_sum_limit_is_reached_with_at_most_its_chance(rate: float) -> None:
+    """Against every sum of small tables."""
+    chance = np.random.default_rng(SEED)
+    for table in (
+        chance.poisson(0.3, (7, 6)).astype(float),
+        chance.poisson(20.0, (6, 8)).astype(float),
+        chance.normal(0.0, 3.0, (7, 6)),
+        ONE_COLLISION,
+    ):
+        limit, sums = sum_limit(table, rate), sums_of(table)
+        assert np.mean(sums >= limit - 1e-9) <= rate
+        deviations = (limit - sums.mean()) / sums.std()
+        assert deviations < 2 * stats.norm.isf(rate) + 2  # far tighter than no limit
+
+
+def test_a_normal_limit_would_be_passed_too_often() -> None:
+    """The control of the test above: one sum in six is in the far tail of a normal law."""
+    sums = sums_of(ONE_COLLISION)
+    normal = sums.mean() + stats.norm.isf(0.05) * sums.std()
+    assert np.mean(sums >= normal) == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1e-3, 1e-8])
+@pytest.mark.parametrize(("records", "chance"), [(30, 0.4), (400, 0.01), (100_000, 1 / 56)])
+def test_a_coin_limit_is_reached_with_at_most_its_chance(
+    records: int, chance: float, rate: float
+) -> None:
+    """Against the binomial law, whose own limit is about a deviation less at most."""
+    limit = coin_limit(records, chance, rate)
+    assert stats.binom.sf(np.ceil(limit) - 1, records, chance) <= rate
+    exact = stats.binom.isf(rate, records, chance)
+    deviation = np.sqrt(records * chance * (1 - chance))
+    assert exact <= limit <= exact + 1 + deviation
+
+
+def test_a_sum_limit_of_a_constant_table_is_its_sum() -> None:
+    assert sum_limit(np.zeros((3, 4)), 0.01) == 0
+    assert sum_limit(np.full((3, 4), 2.0), 0.01) == pytest.approx(6.0)

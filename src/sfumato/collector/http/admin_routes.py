@@ -1,7 +1,9 @@
 """Routes for analysts and administrators, each of which needs a token with a sufficient role.
 
 An analyst sizes studies and reads their state, releases and the ledger. Only an admin opens,
-closes, retries and deletes studies, and replaces their passcodes. No route shows a report.
+closes, retries and deletes studies, and replaces their passcodes. An analyst whose token is for
+some studies gets the same answer about any other as about one that does not exist. No route shows a
+report.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ class Me(BaseModel):
     name: str
     role: str = Field(description="admin or analyst")
     expires: int = Field(description="in seconds since 1970")
+    studies: list[str] | None = Field(description="ids of those it may see; null: all")
 
 
 class Fault(BaseModel):
@@ -158,6 +161,23 @@ def study_id_of(study_id: Annotated[str, Path(description="32 hexadecimal digits
 StudyId = Annotated[str, Depends(study_id_of)]
 ANALYST = Depends(needs("analyst"))
 ADMIN = Depends(needs("admin"))
+Analyst = Annotated[TokenRow, ANALYST]
+
+
+def visible_study(caller: Analyst, study_id: StudyId) -> str:
+    """The id, if the caller may see this study. Otherwise the store is not asked whether there is
+    one, so that not even the time of the answer tells."""
+    if not caller.may_see(study_id):
+        raise _unknown_study()
+    return study_id
+
+
+def needs_all_studies(caller: Analyst) -> None:
+    """Refuse a token that is for some studies only."""
+    tokens.require_all_studies(caller.studies)
+
+
+VisibleStudy = Annotated[str, Depends(visible_study)]
 
 _UNREADABLE = ("malformed-request", "too-slow", "too-large")
 _UNPLANNED = ("invalid-study", "invalid-items", "impossible-study", "busy")
@@ -167,9 +187,15 @@ router = APIRouter(prefix="/v1", responses=problems("unauthorized", "store-unava
 
 
 @router.get("/me")
-async def show_caller(caller: Annotated[TokenRow, ANALYST]) -> Me:
+async def show_caller(caller: Analyst) -> Me:
     """Whose token this is"""
-    return Me(id=caller.id, name=caller.name, role=caller.role, expires=caller.expires)
+    return Me(
+        id=caller.id,
+        name=caller.name,
+        role=caller.role,
+        expires=caller.expires,
+        studies=None if caller.studies is None else caller.studies.split(","),
+    )
 
 
 @router.post(
@@ -201,14 +227,14 @@ async def create_study(request: Request, service: Served) -> Study:
     return await _read_study(service, row.id)
 
 
-@router.get("/studies", dependencies=[ANALYST])
-async def list_studies(service: Served) -> Studies:
-    """Every study and its state"""
-    return Studies(studies=await service.call(_read_studies, service.store))
+@router.get("/studies")
+async def list_studies(service: Served, caller: Analyst) -> Studies:
+    """Every study that the caller may see, and its state"""
+    return Studies(studies=await service.call(_read_studies, service.store, caller))
 
 
-@router.get("/studies/{study_id}", dependencies=[ANALYST], responses=problems("unknown-study"))
-async def show_study(study_id: StudyId, service: Served) -> Study:
+@router.get("/studies/{study_id}", responses=problems("unknown-study"))
+async def show_study(study_id: VisibleStudy, service: Served) -> Study:
     """A study: its state, how many reports came, how many were rejected and why, its plan"""
     return await _read_study(service, study_id)
 
@@ -274,11 +300,10 @@ async def delete_study(study_id: StudyId, service: Served) -> Study:
 
 @router.get(
     "/studies/{study_id}/release",
-    dependencies=[ANALYST],
     response_model=dict[str, Any],
     responses=problems("unknown-study", "not-ready", "store-damaged"),
 )
-async def show_release(study_id: StudyId, service: Served) -> Response:
+async def show_release(study_id: VisibleStudy, service: Served) -> Response:
     """The answer: estimates with intervals, what they promise and what they cost"""
     text = await service.call(_read_release, service.store, study_id)
     return Response(text, media_type="application/json")
@@ -286,7 +311,6 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
 
 @router.get(
     "/studies/{study_id}/model",
-    dependencies=[ANALYST],
     response_class=Response,
     responses={
         200: {
@@ -296,13 +320,13 @@ async def show_release(study_id: StudyId, service: Served) -> Response:
         **problems("unknown-study", "not-ready", "no-model", "store-damaged"),
     },
 )
-async def show_model(study_id: StudyId, service: Served) -> Response:
+async def show_model(study_id: VisibleStudy, service: Served) -> Response:
     """The parameters of a released model"""
     body = await service.call(_read_model, service.store, study_id)
     return Response(body, media_type="application/octet-stream")
 
 
-@router.get("/ledger", dependencies=[ANALYST])
+@router.get("/ledger", dependencies=[Depends(needs_all_studies)], responses=problems("forbidden"))
 async def show_ledger(service: Served) -> Ledger:
     """What was charged, and what of the budget is spent"""
     return await service.call(_read_ledger, service.store)
@@ -345,7 +369,7 @@ async def _read_study(service: Service, study_id: str) -> Study:
     return Study.model_validate(await service.call(studies.state, service.store, study_id))
 
 
-def _read_studies(store: Store) -> list[Study]:
+def _read_studies(store: Store, caller: TokenRow) -> list[Study]:
     with store.reading() as tx:
         rows, faults = tx.studies(), tx.faults()
     return [
@@ -360,6 +384,7 @@ def _read_studies(store: Store) -> list[Study]:
             }
         )
         for row in rows
+        if caller.may_see(row.id)
     ]
 
 

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
-from sfumato.collector.http.admin_routes import Credentials, Served, needs
+from sfumato.collector.http.admin_routes import Credentials, Served, needs, needs_all_studies
 from sfumato.collector.http.openapi import problems
 from sfumato.collector.http.service import Service
 from sfumato.collector.logs import log_error
@@ -62,7 +62,7 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         show_metrics,
         methods=["GET"],
         response_class=Response,
-        responses=problems("unauthorized", "store-unavailable"),
+        responses=problems("unauthorized", "forbidden", "store-unavailable"),
     )
     app.router.routes.extend(routes)
     app.add_exception_handler(SfumatoError, _answer_error)
@@ -92,7 +92,7 @@ async def check_ready(service: Served) -> Ready:
 async def show_metrics(service: Served, credentials: Credentials) -> Response:
     """Counters and latencies of this process, for Prometheus"""
     if not service.settings.open_metrics:
-        await needs("analyst")(service, credentials)
+        needs_all_studies(await needs("analyst")(service, credentials))
     with suppress(StoreError):  # other numbers are needed most while the store is away
         service.metrics.failing_studies.set(await service.count_failing())
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)

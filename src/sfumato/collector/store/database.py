@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato.collector.store.driver import Database
 from sfumato.collector.store.sqlite import Sqlite
 from sfumato.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """A kind of database server that a store can be on."""
+
+    name: str
+    database: str  # "module:class", made from a URL; imported when needed
+    driver: str  # the package that it needs
+    extra: str  # of ours, which installs the package
+    schemes: tuple[str, ...]  # of its URLs; the first is the usual one
+
+
+SERVERS = (
+    ServerFacts(
+        name="PostgreSQL",
+        database="sfumato.collector.store.postgres:Postgres",
+        driver="psycopg",
+        extra="postgres",
+        schemes=("postgresql", "postgres"),
+    ),
+)
 
 
 def database(url: str | Path) -> Database:
@@ -18,17 +42,25 @@ def database(url: str | Path) -> Database:
         return Sqlite(Path(url))
     if scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
         return Sqlite(Path(rest[1:]))
-    if scheme in ("postgresql", "postgres"):
-        try:  # psycopg is an extra
-            from sfumato.collector.store.postgres import Postgres
-        except ImportError:
-            raise StoreError(
-                "a store on PostgreSQL needs psycopg, which is not installed",
-                hint="pip install 'sfumato[postgres]'",
-            ) from None
-        return Postgres(str(url))
+    for server in SERVERS:
+        if scheme in server.schemes:
+            return _on_server(server, str(url))
+    servers = " or ".join(f"at {server.schemes[0]}://…" for server in SERVERS)
     raise StoreError(
-        "a store must be at sqlite:///FILE, at a plain path or at postgresql://…; got "
-        f"a URL that starts with {scheme}://",
+        f"a store must be at sqlite:///FILE, at a plain path or {servers}; got a URL that starts "
+        f"with {scheme}://",
         hint="sqlite:///collector.db is a file in this folder, sqlite:////srv/collector.db is not",
     )
+
+
+def _on_server(server: ServerFacts, url: str) -> Database:
+    module, _, name = server.database.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except ImportError:
+        raise StoreError(
+            f"a store on {server.name} needs {server.driver}, which is not installed",
+            hint=f"pip install 'sfumato[{server.extra}]'",
+        ) from None
+    place: Database = kind(url)
+    return place

@@ -1,7 +1,7 @@
-"""Two databases behind one small interface, so that the store's SQL is written once.
+"""Databases behind one small interface, so that the store's SQL is written once.
 
-Statements use `?` for a parameter. The differences between SQLite and PostgreSQL are in `sqlite`
-and `postgres`. Their errors are raised as `StoreError`s, without a value in the message.
+Statements use `?` for a parameter. What differs is in `sqlite`, `postgres` and so on. Their errors
+are raised as `StoreError`s, without a value in the message.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE released_model ADD COLUMN digest {bytes}",
         "ALTER TABLE round ADD COLUMN digest {bytes}",  # of its checkpoint
     ),
+    ("ALTER TABLE token ADD COLUMN studies TEXT",),  # NULL, all of them, for older tokens
 )
 VERSION = len(STEPS)
 

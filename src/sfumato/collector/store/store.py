@@ -1,4 +1,4 @@
-r"""The store: the data of a collector, in an SQLite file or on a PostgreSQL server.
+r"""The store: the data of a collector, in an SQLite file or on a database server.
 
 Everything happens in a transaction, whole or not at all, and is on disk after its block. The
 methods of `Transaction` are all that can be done in one.
@@ -94,6 +94,10 @@ class TokenRow:
     name: str
     role: str  # admin or analyst
     expires: int  # in seconds since 1970
+    studies: str | None = None  # the ids of those it may see, with commas; None: all
+
+    def may_see(self, study_id: str) -> bool:
+        return self.studies is None or study_id in self.studies.split(",")
 
 
 _STUDY = ", ".join(field.name for field in fields(StudyRow))

@@ -47,18 +47,15 @@ from sfumato.device import invitations
 from sfumato.errors import BudgetError, DataError, ImpossibleError, MismatchError, StoreDamaged
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.release import charge
-from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
 from sfumato.privacy import Rng
 from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Coordinator, Phase
-from sfumato.spec import from_json, to_json
-from sfumato.study import Study
+from sfumato.spec import to_json
 
 GROUP_BYTES = 32 << 20  # size of a group of messages
 MOST_LOST = 2  # how many rounds of a task may be charged without a result
 _FEW_BYTES = 8 << 20  # wait for more tables below this size, while others are still to come
-_LIKELY_BITS = 10  # a smaller cohort may miss its minimum in one round in a thousand
 
 Outcome = Literal["done", "too_few", "over_budget", "false_secret", "few_shares", "damaged"]
 """How a round ended, for monitoring; it never says which devices were missing."""
@@ -177,7 +174,7 @@ class RoundDriver:
         spec: Task = studies.task_of(task)
         target = spec.max_count - 1  # the cohort that the noise is planned for
         cohort = min(waiting, target)
-        if waiting < spec.min_count or not _is_likely_enough(study, spec, cohort):
+        if waiting < least_waiting(spec):
             self._enough_since.pop(task.id, None)
             return False
         since = self._enough_since.setdefault(task.id, self._now())
@@ -486,11 +483,11 @@ class RoundDriver:
         return math.ceil(self._now() + self._limits.phase_seconds)
 
 
-def _is_likely_enough(study: StudyRow, task: Task, cohort: int) -> bool:
-    """Whether this cohort likely keeps the task's minimum, with the dropout the study expects."""
-    spec: Study = from_json(study.study)
-    expected = SecureSum(corrupt=spec.corrupt, dropout=spec.expected_dropout)
-    return expected.least(cohort, grace_bits=_LIKELY_BITS) >= task.min_count
+def least_waiting(task: Task) -> int:
+    """The fewest waiting devices with which a round begins after a while: half of those that it can
+    do without may be missing, so that as many may still drop out."""
+    cohort = task.max_count - 1
+    return cohort - -(-(cohort - task.min_count) // 2)
 
 
 def sample_cohort(

@@ -77,7 +77,7 @@ def add_signs(codes: Whole, flat: _Counts) -> None:
 
 def gather(points: U64, table: Cells, hashes: U64) -> F64:
     """The sum over rows of the cell that each point has there: (n,)."""
-    kernels = _twin(points.size * table.shape[0])
+    kernels = _twin((points.size + 64) * table.shape[0])  # a row takes as long as 64 points
     cores = points.size * table.shape[0] // _LOOKUPS
     return np.concatenate(
         _in_pieces(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes), cores)

@@ -1,4 +1,4 @@
-"""Reading records in the JSON form that paper 004 shows (figure 3):
+"""Records in the JSON form that paper 004 shows (figure 3):
 
     {"key": "com.example.emoji", "parameters": {"epsilon": 4, "k": 65536, "m": 1024},
      "records": ["2034,a1b2…", …]}
@@ -46,6 +46,17 @@ def read_apple_records(text: str, *, seed: int) -> tuple[str, CountMeanSketch, U
     for number, line in enumerate(lines):
         records[number] = _record(line, sketch, number)
     return key, sketch, records
+
+
+def record_text(sketch: CountMeanSketch, record: U8) -> str:
+    """A record as `read_apple_records` reads it.
+
+    >>> record_text(CountMeanSketch(epsilon=4.0, rows=2, width=8, seed=1), np.uint8([1, 1]))
+    '1,80'
+    """
+    row = int.from_bytes(record[: sketch.row_bytes].tobytes(), "little")
+    bits = np.unpackbits(record[sketch.row_bytes :], bitorder="little")
+    return f"{row},{np.packbits(bits).tobytes().hex()}"
 
 
 def _sketch(parameters: Any, seed: int) -> CountMeanSketch:

@@ -21,7 +21,7 @@ from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
 from sfumato.flow.task import Task, bits_for, most_devices
-from sfumato.privacy import Mechanism, NoiseAtRelease, NoiseInShares
+from sfumato.privacy import Mechanism
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
     CONFIDENCE,
@@ -30,6 +30,7 @@ from sfumato.privacy.intervals import (
     of_estimates,
     of_sums,
 )
+from sfumato.privacy.noise import noise_parameters
 from sfumato.questions import sizing
 from sfumato.questions.answers import NO_ANSWERS, listed_release
 from sfumato.questions.promise import COUNT, masked_influence
@@ -73,6 +74,10 @@ class FrequencyDesign(QuestionDefaults):
     constant: float = sizing.CONSTANT
     secure: SecureSum | None = None  # for masked sums
     sparse: bool = later(False)  # with one_hot: devices send places instead of tables
+    failure_probability: float | None = later(None)
+    """With a pilot: the probability with which some item may err by more than `target_error`. The
+    second phase is sized for the refined decoder; if None, by equation (2) and `constant`."""
+    similar: bool = later(True)  # whether rounds ask similar devices
 
     def check(self) -> None:
         require(
@@ -199,6 +204,12 @@ class FrequencyDesign(QuestionDefaults):
         parameters: dict[str, Any] = {"decoder": estimates.decoder}
         if self.pilot_devices:
             parameters |= {"width": estimates.width}
+            if estimates.width == self.width:
+                note = (
+                    f"the pilot found that the target error may need more than {self.width} cells "
+                    "per row, the most that this study allows"
+                )
+                participation = replace(participation, notes=(*participation.notes, note))
         significant, limit = campaign.significant()
         devices = max(participation.devices, estimates.respondents)
         return listed_release(
@@ -211,15 +222,32 @@ class FrequencyDesign(QuestionDefaults):
             significant_from=limit,
             respondents=estimates.respondents,
             privacy=plan.privacy,
-            bytes_per_device=replace(self, width=campaign.width).traffic()["bytes_per_device"],
+            bytes_per_device=self.traffic(campaign.width)["bytes_per_device"],
             parameters=parameters,
         )
 
-    def traffic(self) -> dict[str, int]:
-        """The bytes that a device sends, or in a masked round sends and receives; the pilot's
-        devices send no more."""
-        tasks = self.tasks() + ([self.pilot()] if self.pilot_devices else [])
-        return max((traffic([task]) for task in tasks), key=lambda each: each["bytes_per_device"])
+    def traffic(self, width: int | None = None) -> dict[str, int]:
+        """The bytes that a device sends, or in a masked round sends and receives; and those of the
+        pilot's devices."""
+        main = max(
+            (traffic([task]) for task in self.tasks(width)),
+            key=lambda each: each["bytes_per_device"],
+        )
+        if not self.pilot_devices:
+            return main
+        return main | {"pilot_bytes_per_device": traffic([self.pilot()])["bytes_per_device"]}
+
+    @property
+    def gain(self) -> int:
+        """The number of rounds over which collisions average out."""
+        return self.rounds if self.similar and self.mode in ("fresh", "hybrid") else 1
+
+    def cell_noise(self, respondents: int) -> float:
+        """The standard deviation of a cell of the sum over all rounds, as a share of the
+        respondents."""
+        tables = self.rounds if self.every_round else 1
+        each = self.mechanism.stddev(max(respondents // tables, 1))
+        return math.sqrt(tables) * each / max(respondents, 1)
 
     def tasks(self, width: int | None = None) -> list[Task]:
         """The main phase: one task per round, or one for all rounds if noise is added once."""
@@ -239,19 +267,18 @@ class FrequencyDesign(QuestionDefaults):
             sizes |= {"constant": self.constant}
         if self.pilot_devices:
             sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
-        if isinstance(self.mechanism, NoiseAtRelease):
-            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
-        if isinstance(self.mechanism, NoiseInShares):
-            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
-            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        sizes |= noise_parameters(self.mechanism)
         if self.secure is not None:
             sizes |= parameters_of(self.tasks()[0])
         return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}
 
     def pilot(self) -> Task:
         """Phase one: a small sketch over other devices, noised and charged like any release."""
+        width = PILOT_WIDTH
+        if self.failure_probability is not None:  # the study's limit on bytes is the pilot's, too
+            width = min(width, self.width)
         sketch = CountSketch(
-            rows=self.rows, width=PILOT_WIDTH, seed=self.seed, bucket_round=0, sign_round=0
+            rows=self.rows, width=width, seed=self.seed, bucket_round=0, sign_round=0
         )
         return self.task(sketch, PILOT_COHORT, self.pilot_devices)
 
@@ -393,9 +420,65 @@ class FrequencyCampaign(Campaign):
 
 
 def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> int:
-    """Phase two's width: fit a power law to the pilot's largest shares, then equation (2).
+    """Phase two's width. Only the pilot's noised table is used, so the width is post-processing of
+    a charged release."""
+    if design.failure_probability is None:
+        return _width_of_paper(answer, items, design)
+    assert design.target_error is not None  # by `check`
+    answering = min(answer.count / design.pilot_devices, 1.0)
+    respondents = max(1, int((design.devices - design.pilot_devices) * answering))
+    law = law_from_pilot(answer, items, design)
+    scale = design.devices / respondents  # a release counts all devices asked
+    common = np.minimum(law[: sizing.COMMON], 1.0)
+    sampling = np.sqrt(common * (1 - common) * (scale - 1) / design.devices)
+    spread = sizing.largest_spread(
+        design.target_error,
+        items=design.items,
+        risk=design.failure_probability,
+        sampling=sampling,
+    )
+    if spread is None:
+        return design.width
+    return sizing.width_for(
+        law,
+        spread,
+        rows=design.rows,
+        noise=design.cell_noise(respondents),
+        rounds=design.rounds,
+        gain=design.gain,
+        most=design.width,
+    )
 
-    Only the pilot's noised table is used, so the width is post-processing of a charged release.
+
+def law_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> F64:
+    """Shares of all items, the largest first, from the pilot's table: the items that the refined
+    decoder takes out, and a power law that explains the squares of the cells that are left."""
+    sketch = answer.task.sketch
+    assert isinstance(sketch, CountSketch)  # `pilot` has no other
+    rounds = DecodedRounds.of([(sketch, answer.table)])
+    points = hashing.fingerprint(items, design.seed)
+    refined = refine(rounds, points)
+    largest = refined.counts[refined.peeled]
+    largest = largest[largest > 0]
+    residual = rounds.subtract(points[refined.peeled], refined.counts[refined.peeled][None])
+    devices = max(answer.count, 1)
+    others = max(devices * design.items_per_device - float(largest.sum()), 0.0)
+    row_squares = float(np.sum(residual.tables**2)) / sketch.rows * refined.inflation
+    noise = sketch.width * answer.task.mechanism.stddev(devices) ** 2
+    # Counts of a sample are Poisson: squares of `others` devices sum to `others` more on average.
+    squares = max(row_squares - noise - others, 0.0)
+    spread = float(np.sqrt(np.mean(refined.placebo_errors**2)))
+    return sizing.law_of_pilot(
+        largest / devices,
+        squares=squares / devices**2,
+        limit=sizing.PEELED_FROM * spread / devices,
+        items=design.items,
+    )
+
+
+def _width_of_paper(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> int:
+    """Fit a power law to the pilot's largest shares, then equation (2).
+
     Differs from the paper: shares below three times the pilot's own error are not fitted, the law
     is i^−alpha (the paper's step 4 has i^alpha and cites equation (4) for (2)), and a pilot that
     shows nothing gives the minimax width.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -29,11 +30,14 @@ from sfumato.privacy import (
     SeededRng,
     calibrate,
     epsilon_of,
+    least_noise,
 )
+from sfumato.privacy.noise import AT_RELEASE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import (
     PILOT_COHORT,
+    PILOT_WIDTH,
     Estimates,
     FrequencyCampaign,
     FrequencyDesign,
@@ -53,6 +57,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -60,7 +65,10 @@ DEFAULT_BYTES = 1 << 16  # upload limit of a device, if the study sets none
 REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
 SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
-PILOT_MOST, PILOT_LEAST = 5_000, 500  # devices; the paper has 5,000 of a million
+READINGS = 30  # of each item by the refined decoder, also to find the significant ones
+DECODER = 10**8  # look-ups that take as long as the rest of that decoder
+PILOT_MOST, PILOT_LEAST = 10_000, 500  # devices
+PAPER_PILOT_MOST = 5_000  # of a million
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
@@ -79,11 +87,14 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "standard_error": float(errors[-1]),
         "standard_error_of_middle": float(errors[errors.size // 2]),
         "standard_error_of_largest": float(errors[0]),
+        **_causes(design, estimates, scale, float(errors[0])),
         "half_width_95": scale * float(estimates.half_width[-1]),
         "standard_error_share": float(errors[-1]) / study.devices,
         "width": estimates.width or None,
-        **design.traffic(),
+        **design.traffic(estimates.width),
+        **_bounds(study, design),
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
+        **_server_cost(design),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
@@ -96,8 +107,46 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         algorithm=algorithm(design),
         predicted=predicted,
         privacy=promise(study, design),
-        warnings=(*_warnings(study, design), *dictionary.warnings),
+        warnings=(*_warnings(study, design, estimates), *dictionary.warnings),
     )
+
+
+def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
+    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
+    if design.pilot_devices:
+        tasks.append((design.pilot(), design.pilot_devices))
+    tables = design.rounds if design.every_round and design.mode != "shared" else 1
+    is_exact = design.mode == "one_hot"
+    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
+    return server_cost(tasks, lookups=lookups, items=design.items)
+
+
+def _causes(
+    design: FrequencyDesign, estimates: Estimates, scale: float, largest: float
+) -> dict[str, float]:
+    """Where the errors come from: those of a rare item, and sampling, which the most common one has
+    most of."""
+    total = float(estimates.standard_error[-1])
+    noise = total
+    if design.mode != "one_hot":
+        noise = design.cell_noise(estimates.respondents) * estimates.respondents
+        noise *= math.sqrt((math.pi / 2 if "median" in estimates.decoder else 1) / design.rows)
+        noise = min(noise, total)
+    sampling = largest**2 - (scale * float(estimates.standard_error[0])) ** 2
+    return {
+        "error_from_noise": scale * noise,
+        "error_from_collisions": scale * math.sqrt(max(total**2 - noise**2, 0.0)),
+        "error_from_sampling": math.sqrt(max(sampling, 0.0)),
+    }
+
+
+def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
+    """Sizes that are not exceeded, if a pilot decides."""
+    if not design.pilot_devices:
+        return {}
+    widest = design.traffic()
+    most = max(widest["bytes_per_device"], widest["pilot_bytes_per_device"])
+    return {"most_bytes_per_device": most, "minimax_width": minimax_width(study)}
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
@@ -202,6 +251,8 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             every_round=every_round,
             pilot_devices=pilot,
             target_error=study.target_error if pilot else None,
+            failure_probability=_risk(study) if pilot and not study.paper_mode else None,
+            similar=study.cohorts == "similar" or not pilot,
             constant=constant,
             secure=secure,
             sparse=is_sparse,
@@ -220,11 +271,20 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     elif study.paper_mode:
         candidates = [design_for(mixed, True)]
     else:
-        candidates = [design_for("fresh", True), design_for("shared", is_shown)]
+        candidates = [design_for("fresh", True)]
+        if not (pilot and is_shown):  # with noise on every table, Shared never needs fewer cells
+            candidates.append(design_for("shared", is_shown))
         if mixed == "hybrid":
             candidates.append(design_for("hybrid", True))
     rehearsals = [(design, rehearse(design, study)) for design in candidates]
-    return min(rehearsals, key=lambda pair: float(np.median(pair[1].half_width)))
+    # With a pilot every candidate meets the target, so the smallest table wins.
+    return min(
+        rehearsals,
+        key=lambda pair: (
+            pair[1].width if pilot else 0,
+            float(np.median(pair[1].half_width)),
+        ),
+    )
 
 
 def _risk(study: Study) -> float:
@@ -305,25 +365,62 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
                 hint=f"set bytes_per_device to {need} or more",
             )
         return width, 0
-    widest = math.ceil(sizing.minimax_width(study.target_error, constant=constant, devices=devices))
-    widest = max(widest, SMALLEST_WIDTH)
-    exact = may_be_exact and items <= rows * widest
-    _check_noise(study, items, 0 if exact else rows, devices)
-    needed = items if exact else rows * widest
-    if limit is not None and needed > cells:
-        if items <= cells and may_be_exact:
-            return 0, 0
-        weight = besides + -(-needed * bits // 8)
-        reachable = 2 * constant / max(cells // rows, 1)
-        raise ImpossibleError(
-            f"target_error {study.target_error:g} needs up to "
-            f"{weight:,} bytes per device; bytes_per_device is {limit}",
-            hint=f"set bytes_per_device to {weight} or target_error to {reachable:.3g}",
-        )
-    if exact:
+    pilot = min(PAPER_PILOT_MOST if study.paper_mode else PILOT_MOST, devices // 10)
+    pilot = pilot if pilot >= PILOT_LEAST else 0
+    if study.paper_mode:
+        usual = widest = minimax_width(study)
+    else:
+        usual, widest = _target_widths(study, items, rows, devices - pilot)
+    is_exact_smaller = items <= rows * (max(usual, PILOT_WIDTH) if pilot else widest)
+    allowed = widest if limit is None else min(widest, cells // rows)
+    adapts = pilot > 0 and not study.paper_mode
+    is_enough = allowed >= (SMALLEST_WIDTH if adapts else widest)
+    fits = limit is None or items <= cells
+    if may_be_exact and fits and (is_exact_smaller or not is_enough):
+        _check_noise(study, items, 0, devices)
         return 0, 0
-    pilot = min(PILOT_MOST, devices // 10)
-    return widest, pilot if pilot >= PILOT_LEAST else 0
+    if not is_enough:
+        need = besides + -(-rows * (SMALLEST_WIDTH if adapts else widest) * bits // 8)
+        raise ImpossibleError(
+            f"target_error {study.target_error:g} needs {need:,} bytes per device; "
+            f"bytes_per_device is {limit}",
+            hint=f"set bytes_per_device to {need}, or raise target_error",
+        )
+    _check_noise(study, items, rows, devices)
+    return allowed, pilot
+
+
+def minimax_width(study: Study) -> int:
+    """The width of equation (3), which no study needs to exceed."""
+    assert study.target_error is not None  # callers have checked
+    assert study.devices is not None  # plan() has checked
+    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
+    devices = _answering(study.devices, study)
+    width = sizing.minimax_width(study.target_error, constant=constant, devices=devices)
+    return max(math.ceil(width), SMALLEST_WIDTH)
+
+
+def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[int, int]:
+    """The widths with which the target error is met for the reference law, and for any data."""
+    assert study.target_error is not None  # callers have checked
+    spread = sizing.largest_spread(study.target_error, items=items, risk=_risk(study))
+    assert spread is not None  # nothing is sampled here
+    tables = _noised_tables(study)
+    each = noise_for(study, _norms(study, rows)).stddev(max(devices // tables, 1))
+    sizes: Any = {
+        "rows": rows,
+        "noise": math.sqrt(tables) * each / devices,
+        "rounds": study.round_count,
+        "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
+    }
+    widest = min(sizing.width_for_any(spread, **sizes), minimax_width(study))
+    widest = max(math.ceil(widest), SMALLEST_WIDTH)
+    return sizing.width_for(reference_law(items), spread, **sizes, most=widest), widest
+
+
+def _noised_tables(study: Study) -> int:
+    """The number of tables that get noise, at least."""
+    return study.round_count if study.publish == "rounds" or study.noise_in_shares else 1
 
 
 def _one_hot(study: Study, items: int, cells: int, bits: int, besides: int) -> int:
@@ -374,8 +471,8 @@ def _cohort(study: Study) -> int:
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
-    """The least noise that meets the guarantee: Gaussian or Laplace, whichever is smaller; with
-    trust "secure", Skellam noise in shares, whose sum is again Skellam noise."""
+    """The least noise that meets the guarantee; with trust "secure", Skellam noise in shares, whose
+    sum is again Skellam noise."""
     if study.epsilon is None:
         return NoNoise()
     secure = secure_of(study) if study.noise_in_shares else None
@@ -384,21 +481,12 @@ def noise_for(study: Study, norms: Norms) -> Mechanism:
             "noise in shares needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
-    bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
-
-    def sized(noise: Noise, delta: float) -> NoiseAtRelease:
-        scale = calibrate(noise, **bounds, epsilon=study.epsilon, delta=delta)
-        return NoiseAtRelease(noise=noise, scale=scale)
-
     if secure is not None:
+        bounds: Any = {"l1": float(norms.l1), "l2": float(norms.l2), "unit_cells": norms.unit_cells}
         scale = calibrate("skellam", **bounds, epsilon=study.epsilon, delta=study.delta)
         return secure.noise(scale, _cohort(study))
-    if study.delta == 0:
-        return sized("laplace", 0.0)
-    gaussian = sized("gaussian", study.delta)
-    if study.paper_mode or math.sqrt(2) * norms.l1 / study.epsilon > gaussian.scale + 1:
-        return gaussian  # Laplace noise of scale l1/epsilon would be larger
-    return min(gaussian, sized("laplace", 0.0), key=lambda noise: noise.stddev(1))
+    noises: Sequence[Noise] = ("gaussian",) if study.paper_mode and study.delta else AT_RELEASE
+    return least_noise(norms, epsilon=study.epsilon, delta=study.delta, noises=noises)
 
 
 def _norms(study: Study, rows: int) -> Norms:
@@ -410,7 +498,7 @@ def _norms(study: Study, rows: int) -> Norms:
 def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     """Refuse a target error that the noise alone exceeds, with a hint how to reach it."""
     assert study.target_error is not None  # callers have checked
-    tables = study.round_count if study.publish == "rounds" or study.noise_in_shares else 1
+    tables = _noised_tables(study)
     spread = noise_for(study, _norms(study, rows)).stddev(devices // tables)
     if rows:
         spread *= math.sqrt(math.pi / (2 * rows))  # for a median of `rows` readings
@@ -427,7 +515,7 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
         )
 
 
-def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
+def _warnings(study: Study, design: FrequencyDesign, estimates: Estimates) -> list[str]:
     assert study.devices is not None  # plan() has checked
     warnings = []
     if study.is_masked:
@@ -453,6 +541,11 @@ def _warnings(study: Study, design: FrequencyDesign) -> list[str]:
         warnings.append(
             "hybrid sketches spread the error of one round's common items over all rounds; "
             'for cohorts that differ, algorithm "fresh" does not'
+        )
+    if design.pilot_devices and estimates.width == design.width:
+        warnings.append(
+            "the target error may need more than bytes_per_device allows: a table of that size "
+            f"suffices only if counts fall faster than rank^-{REFERENCE_EXPONENT}"
         )
     if study.paper_mode and study.width is None:
         warnings.append(

@@ -14,14 +14,12 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sfumato.errors import SpecError
 from sfumato.flow.aggregation import Plain
@@ -75,7 +73,8 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 class ListDefaults(QuestionDefaults, ABC):
-    """Common to lists and histograms: items with a key, each counted once per device."""
+    """Common to lists and histograms: items with a key, each counted once per device, or as often
+    as a device has it."""
 
     __slots__ = ()
 
@@ -115,7 +114,10 @@ class ListDefaults(QuestionDefaults, ABC):
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
     ) -> tuple[Population, list[str]]:
         names = self.search()
-        return items_with_keys(population, names.keys, names.items_per_device, plan, rng, alone)
+        return items_with_keys(
+            population, names.keys, names.items_per_device, plan, rng, alone,
+            copies=names.mechanism.copies,
+        )  # fmt: skip
 
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
@@ -127,9 +129,17 @@ class ListDefaults(QuestionDefaults, ABC):
 
 
 def items_with_keys(
-    population: Population, keys: Keys, limit: int, plan: Plan, rng: Rng, alone: bool
+    population: Population,
+    keys: Keys,
+    limit: int,
+    plan: Plan,
+    rng: Rng,
+    alone: bool,
+    *,
+    copies: bool = False,
 ) -> tuple[Population, list[str]]:
-    """Devices with the items that they may send: those with a key, each once, at most `limit`."""
+    """Devices with the items that they may send: those with a key, each once unless `copies` count,
+    at most `limit`."""
     # A private release always has the note, without a number, so that it reveals nothing.
     unfit = _without_key(population, keys) if plan.study.epsilon is None else None
     number = "items" if unfit is None else f"{unfit:,} items"
@@ -144,7 +154,8 @@ def items_with_keys(
     numbers, fits = keys.numbers(population.chunks[0])
     rows = np.flatnonzero(fits)
     items = keys.items(numbers[rows])[0]  # items with one key are one item
-    return population.only(rows, items).distinct().bounded(limit, rng=rng), notes
+    own = population.only(rows, items)
+    return (own if copies else own.distinct()).bounded(limit, rng=rng), notes
 
 
 def _without_key(population: Population, keys: Keys) -> int:
@@ -271,6 +282,7 @@ class HeavyHitterDesign(ListDefaults):
             standard_error=heavy_hitters.standard_error,
             interval=heavy_hitters.interval(devices),
             respondents=heavy_hitters.respondents,
+            per_device=self.mechanism.most_per_item,
             **campaign.about(participation),
         )
 
@@ -284,6 +296,7 @@ class HeavyHitterDesign(ListDefaults):
             return InvertibleSketch(
                 keys=self.keys, rows=self.rows, width=self.width, count_bits=self.count_bits,
                 check_bits=self.check_bits, seed=self.seed, round=round,
+                copies=self.mechanism.copies,
             )  # fmt: skip
         return sketch_of(
             self.keys,
@@ -293,6 +306,7 @@ class HeavyHitterDesign(ListDefaults):
             self.most_sampled(rate),
             self.seed,
             round,
+            copies=self.mechanism.copies,
         )
 
     def task(self, round: int, rate: float) -> Task:
@@ -439,7 +453,15 @@ class HistogramDesign(ListDefaults):
 
 
 def sketch_of(
-    keys: Keys, rows: int, width: int, cell_bits: int, most_sampled: int, seed: int, round: int
+    keys: Keys,
+    rows: int,
+    width: int,
+    cell_bits: int,
+    most_sampled: int,
+    seed: int,
+    round: int,
+    *,
+    copies: bool = False,
 ) -> InvertibleSketch:
     """The sketch with cells of `cell_bits`: enough for the counts, the rest for checks."""
     count_bits = max(1, most_sampled.bit_length())
@@ -447,7 +469,7 @@ def sketch_of(
     check_bits = min(44, cell_bits // words - -(-(keys.bits + count_bits) // words))
     return InvertibleSketch(
         keys=keys, rows=rows, width=width, count_bits=count_bits,
-        check_bits=max(check_bits, 2, count_bits - 1), seed=seed, round=round,
+        check_bits=max(check_bits, 2, count_bits - 1), seed=seed, round=round, copies=copies,
     )  # fmt: skip
 
 
@@ -462,11 +484,12 @@ def slack(items_per_device: int, statistic: float, failure: float) -> int:
     return math.ceil(items_per_device / statistic * math.log(4 / failure))
 
 
-def most_sampled(items: int, rate: float) -> int:
-    """A number of items that a sample exceeds with probability at most 2**-40 (Bernstein)."""
+def most_sampled(items: int, rate: float, *, tail_bits: int = TAIL_BITS) -> int:
+    """A number of items that a sample exceeds with probability at most 2**-tail_bits, by
+    Bernstein's inequality."""
     if rate == 1:
         return items
-    mean, log = items * rate, TAIL_BITS * math.log(2)
+    mean, log = items * rate, tail_bits * math.log(2)
     return min(items, math.ceil(mean + math.sqrt(2 * mean * log) + log))
 
 
@@ -510,7 +533,7 @@ class HeavyHitters:
             return np.zeros(0), np.zeros(0)
         return of_sums(
             self.sample_counts, self.noise, devices=devices, respondents=self.respondents,
-            rate=self.rate, above=self.least_in_sample,
+            rate=self.rate, above=self.least_in_sample, per_device=self.mechanism.most_per_item,
         )  # fmt: skip
 
     def detectable(self, devices: int) -> int:
@@ -600,7 +623,11 @@ class HeavyHitterCampaign(Campaign):
         }
         if design.partial:
             parameters |= {"listed_share": heavy_hitters.listed}
-        notes = [detectable_note(design.fitting(), detectable, participation)]
+        notes = [
+            detectable_note(
+                design.fitting(), detectable, participation, copies=design.mechanism.copies
+            )
+        ]
         if heavy_hitters.unread:  # the guarantee does not cover how full the tables were
             advice = "set a larger bytes_per_device"
             if design.rounds > 1:
@@ -761,42 +788,6 @@ def digest_of(answer: NoisedSum, before: bytes) -> bytes:
     table = np.ascontiguousarray(answer.table, dtype="<i8").tobytes()
     parts = (before, answer.task.id.encode(), str(answer.count).encode(), table)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
-
-
-def majority(repetitions: Sequence[pa.Array]) -> pa.Array:
-    """The items in more than half of the repetitions: paper 001's algorithm 2, which repeats tables
-    with new samples and hash functions. A device is in all of them, and its losses add up.
-
-    >>> majority([pa.array(["oak", "elm"]), pa.array(["oak"]), pa.array(["oak", "elm", "fir"])])
-    <pyarrow.lib.StringArray object at ...>
-    [
-      "oak",
-      "elm"
-    ]
-    """
-    every = pa.concat_arrays([pc.unique(items) for items in repetitions])
-    counted = pc.value_counts(every)
-    often = pc.greater(pc.multiply(counted.field("counts"), 2), len(repetitions))
-    return counted.field("values").filter(often)
-
-
-def repetitions_for(items: float, failure: float, *, error: float = 0.2) -> int:
-    """The least odd number of repetitions whose majority is right for all items at once, except
-    with probability `failure`, if a repetition is wrong about an item with probability `error`. It
-    uses the exact binomial distribution.
-
-    For the paper's 40·6,000 items and a failure of 0.05, its algorithm takes 131 and its proof 308
-    (and its lemma J.1 does not hold).
-
-    >>> repetitions_for(40 * 6_000, 0.05)
-    57
-    """
-    from scipy import stats
-
-    count = 1
-    while items * stats.binom.sf(count // 2, count, error) > failure:
-        count += 2
-    return count
 
 
 @dataclass(slots=True, repr=False)

@@ -23,6 +23,7 @@ from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
+    READINGS,
     SMALLEST_WIDTH,
     delta_warning,
     noise_for,
@@ -48,6 +49,7 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -97,11 +99,12 @@ def _plan(study: Study, design: ListDesign) -> Plan:
         **(
             list_errors(study, mechanism, detectable)
             if design.counts is None
-            else _histogram_errors(study, design.counts)
+            else histogram_errors(study, design.counts)
         ),
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
         **traffic(design),
+        **_server_cost(design, detectable),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
@@ -121,13 +124,14 @@ def list_errors(study: Study, mechanism: ListedAbove, detectable: int) -> dict[s
     """The standard errors of an item with the detectable count and, if counts fall like the
     reference law, of the middle one of all that are detectable and of the largest."""
     three, scale = three_counts(study, detectable), 1 / (1 - study.expected_dropout)
+    each = mechanism.most_per_item
     variance = three / scale * (1 / mechanism.rate - 1)
     variance += (mechanism.noise_stddev / mechanism.rate) ** 2
-    missing = three * np.maximum(1 - three / _devices(study), 0)
+    missing = each * three * np.maximum(1 - three / (each * _devices(study)), 0)
     return named_errors(with_sampling(np.sqrt(variance), missing, scale))
 
 
-def _histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
+def histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
     """The standard errors of counts that a count sketch estimates, by a rehearsal."""
     errors = rehearse(counts, study).standard_error
     scale = 1 / (1 - study.expected_dropout)
@@ -166,10 +170,13 @@ def check_threshold(study: Study, mechanism: ListedAbove, also: str = "") -> int
     answering = 1 - study.expected_dropout
     least = mechanism.detectable(answering=answering)
     if study.epsilon is not None and study.threshold and least > study.threshold:
+        which, unit = "that so many devices hold", "devices"
+        if mechanism.copies:
+            which, unit = "with so many copies", "copies"
         raise ImpossibleError(
-            f"threshold {study.threshold:g} asks for all items that so many devices hold; with "
+            f"threshold {study.threshold:g} asks for all items {which}; with "
             f"epsilon {study.epsilon:g} and delta {study.delta:g} they are found from {least:,} "
-            "devices up",
+            f"{unit} up",
             hint=f"set threshold to {least}, or raise epsilon{also} or delta",
         )
     return mechanism.detectable((study.threshold or 0.0) * answering, answering=answering)
@@ -182,6 +189,17 @@ def check_delta(study: Study) -> None:
             "a list of unknown names needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
+
+
+def _server_cost(design: ListDesign, detectable: float) -> dict[str, float | int]:
+    """Every cell of a table is read once, and each listed item in every round's counts."""
+    names, tasks = design.names, [(design.names.tasks()[0], design.names.devices)]
+    listed = names.devices * names.items_per_device / max(detectable, 1)
+    lookups = float(tasks[0][0].cells * names.rounds)
+    if design.counts is not None:
+        tasks.append((design.counts.tasks()[0], design.counts.devices))
+        lookups += READINGS * listed * design.counts.rows * names.rounds
+    return server_cost(tasks, lookups=lookups, items=listed)
 
 
 def traffic(design: ListDesign) -> dict[str, int]:
@@ -283,7 +301,10 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
         raise _too_small(limit, parts * (besides + -(-least * cell_bits // 8)), keys)
     target = LOAD * 3 * width
     if paper or not adaptive:
-        target = capacity.typical_keys(3 * width) * (PAPER_LOAD if paper else 1.0)
+        target = capacity.typical_keys(3 * width) * (PAPER_LOAD if paper and adaptive else 1.0)
+    rate = min(1.0, target / items)
+    if paper and not adaptive and study.threshold:  # appendix D: 1/t, t = max(1, min(M/L0, tau/2))
+        rate = min(1.0, max(rate, 2 / study.threshold))
     return HeavyHitterDesign(
         keys=keys,
         devices=_devices(study),
@@ -293,7 +314,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
         cell_bits=cell_bits,
         seed=0,
         items_per_device=study.items_per_device,
-        mechanism=without_promise(min(1.0, target / items), study.items_per_device),
+        mechanism=without_promise(rate, study.items_per_device, copies=study.count == "copies"),
         adaptive=adaptive,
         target=target,
         partial=not paper,
@@ -338,6 +359,7 @@ def _private(
         unlisted=unlisted,
         statistic=statistic,
         amplified=not adaptive,
+        copies=study.count == "copies",
     )
     return HeavyHitterDesign(
         keys=keys,
@@ -434,6 +456,11 @@ def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
 
 def _histogram(study: Study, limit: int) -> HistogramDesign:
     """Names by an invertible sketch, counts of all items by a count sketch (ApproxHist)."""
+    if study.count == "copies":
+        raise StudyError(
+            'count = "copies" of a histogram is for algorithm "sparse" or "threshold_sampling", '
+            "whose devices answer once; this one asks them for counts in a second table",
+        )
     epsilon = study.epsilon
     names = _names(
         study,

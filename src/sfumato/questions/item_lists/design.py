@@ -30,7 +30,7 @@ from sfumato.questions.heavy_hitters.design import (
 from sfumato.questions.promise import COUNT
 from sfumato.questions.question import Participation, Plan, Seeded, draw_secret, public_seed
 from sfumato.sketch import ItemCounts, SparseTable, TextKeys, WordKeys
-from sfumato.spec import digest, require, spec
+from sfumato.spec import digest, later, require, spec
 
 
 @spec("item_list_design")
@@ -43,6 +43,10 @@ class ItemListDesign(ListDefaults):
     items_per_device: int
     mechanism: ListedAbove
     seed: int
+    cut: int | None = later(None)
+    """The noisy count from which items are listed, if not the study's threshold: it lies between
+    that and a tenth of it."""
+    promise: str = later("")  # what then holds of the list, in words
 
     def check(self) -> None:
         for name in ("devices", "rounds", "items_per_device"):
@@ -59,8 +63,8 @@ class ItemListDesign(ListDefaults):
 
     @property
     def influence(self) -> Influence:
-        """Items of a report are different, and each counts once."""
-        return Influence(of=COUNT, most=1.0)
+        """Items of a report are different, and each counts once, unless copies count."""
+        return Influence(of=COUNT, most=float(self.mechanism.most_per_item))
 
     def search(self) -> ItemListDesign:
         return self
@@ -79,11 +83,15 @@ class ItemListDesign(ListDefaults):
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
     ) -> ItemListCampaign:
+        least = least if self.cut is None else float(self.cut)
         return ItemListCampaign(self, SecretRng(secret), least=least)
 
     def tasks(self) -> list[Task]:
         """One task per round, each with its own devices."""
-        sketches = [ItemCounts(keys=self.keys, round=round) for round in range(self.rounds)]
+        copies = self.mechanism.copies
+        sketches = [
+            ItemCounts(keys=self.keys, round=round, copies=copies) for round in range(self.rounds)
+        ]
         return [
             Task(
                 sketch=sketch,
@@ -105,7 +113,7 @@ class ItemListDesign(ListDefaults):
         }
         if self.mechanism.epsilon is not None:
             sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
-            sizes |= {"least_noisy_count": self.mechanism.threshold}
+            sizes |= {"least_noisy_count": max(self.mechanism.threshold, self.cut or 0)}
         return sizes | {"rounds": self.rounds}
 
     def answer(
@@ -124,7 +132,14 @@ class ItemListDesign(ListDefaults):
             interval=items.interval(devices),
             respondents=items.respondents,
             parameters={"detectable_count": detectable},
-            notes=[detectable_note(self.fitting(), detectable, participation)],
+            notes=[
+                detectable_note(
+                    self.fitting(), detectable, participation, copies=self.mechanism.copies
+                ),
+                *([self.promise] if self.promise else []),
+            ],
+            per_device=self.mechanism.most_per_item,
+            least=None if self.cut is None else 0.0,
         )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from typing import Any
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
+from sfumato.flow.task import most_devices
 from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
+from sfumato.questions import guarantees
 from sfumato.questions.frequencies.plan import delta_warning
 from sfumato.questions.heavy_hitters import plan as invertible
 from sfumato.questions.heavy_hitters.plan import (
@@ -20,6 +24,8 @@ from sfumato.questions.heavy_hitters.plan import (
 from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_guarantee
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
+from sfumato.questions.threshold_sampling import plan as threshold_sampling
 from sfumato.study import Study
 
 LONGEST_ITEM = 64  # bytes, unless the study says otherwise
@@ -27,6 +33,9 @@ LONGEST_ITEM = 64  # bytes, unless the study says otherwise
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a list of heavy hitters: of the items themselves, unless the study asks for sketches."""
+    if study.algorithm == "threshold_sampling":
+        return threshold_sampling.plan(study, dictionary)
+    _check_keys(study)
     if _wants_sketches(study):
         return invertible.plan(study, dictionary)
     return _plan(study)
@@ -35,9 +44,33 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
 def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a histogram. Counts of items that devices send themselves are exact but for the noise
     on the list, so they need no second table."""
+    if study.algorithm == "threshold_sampling":
+        return threshold_sampling.plan_histogram(study, dictionary)
+    _check_keys(study)
     if _wants_sketches(study):
         return invertible.plan_histogram(study, dictionary)
     return _plan(study)
+
+
+def _check_keys(study: Study) -> None:
+    """Refuse keys of other algorithms."""
+    for name in ("repetitions", "sampling_threshold"):
+        if getattr(study, name) is not None:
+            raise StudyError(
+                f'{name} is for algorithm "threshold_sampling", without a promise of privacy',
+                hint=f'leave out {name}, or set algorithm to "threshold_sampling"',
+            )
+    if study.failure_probability is None:
+        return
+    if _wants_sketches(study):
+        raise StudyError(
+            'failure_probability is for algorithms "sparse" and "threshold_sampling"',
+            hint="leave out failure_probability",
+        )
+    if not study.threshold:
+        raise StudyError(
+            "failure_probability is the chance that a list misses its threshold; set threshold"
+        )
 
 
 def _wants_sketches(study: Study) -> bool:
@@ -55,6 +88,7 @@ def _wants_sketches(study: Study) -> bool:
 def _plan(study: Study) -> Plan:
     assert study.devices is not None  # planning has checked
     mechanism = _mechanism(study)
+    cut, promise_text = _cut(study, mechanism)
     design = ItemListDesign(
         keys=keys_of(study, LONGEST_ITEM),
         devices=study.devices,
@@ -62,6 +96,8 @@ def _plan(study: Study) -> Plan:
         items_per_device=study.items_per_device,
         mechanism=mechanism,
         seed=0,
+        cut=None if cut is None else cut.count,
+        promise=promise_text,
     )
     traffic = secure_sum.traffic(design.tasks()[:1])
     limit = study.bytes_per_device
@@ -72,11 +108,20 @@ def _plan(study: Study) -> Plan:
             hint=f"set bytes_per_device to {traffic['bytes_per_device']} or more, or reduce "
             "word_length or items_per_device",
         )
-    detectable = check_threshold(study, mechanism)
+    if cut is None:
+        detectable = check_threshold(study, mechanism)
+    else:
+        detectable = mechanism.detectable(cut.count, answering=1 - study.expected_dropout)
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
+        **({} if cut is None else {"failure_probability": cut.failure}),
         **list_errors(study, mechanism, detectable),
         **traffic,
+        **server_cost(
+            [(design.tasks()[0], study.devices)],
+            lookups=0,
+            items=study.devices / max(detectable, 1),
+        ),
         "rounds": study.round_count,
         "assumes": "nothing about the data",
     }
@@ -95,9 +140,41 @@ def _plan(study: Study) -> Plan:
     )
 
 
+def _cut(study: Study, mechanism: ListedAbove) -> tuple[guarantees.Cut | None, str]:
+    """From which noisy count on items are listed, if the study asks for both sides of paper 001's
+    guarantee; ImpossibleError if the noise is too large for it."""
+    failure = study.failure_probability
+    if failure is None:
+        return None, ""
+    assert study.devices is not None  # planning has checked
+    assert study.threshold is not None  # checked
+    with_counts = study.question == "histogram"
+    total = most_devices(study.devices) * study.items_per_device
+
+    def best(threshold: float) -> guarantees.Cut:
+        cut = guarantees.best_cut(mechanism, total, threshold)
+        also = guarantees.noise_failure(mechanism, total, threshold) if with_counts else 0.0
+        return guarantees.Cut(cut.count, min(1.0, cut.failure + also))
+
+    cut = best(study.threshold)
+    if cut.failure > failure:
+        enough = math.ceil(study.threshold)
+        while best(enough).failure > failure:
+            enough *= 2
+        steps = range(enough // 2, enough)
+        enough = steps.start + bisect_left(steps, True, key=lambda t: best(t).failure <= failure)
+        raise ImpossibleError(
+            f"with the noise of epsilon {study.epsilon:g}, threshold {study.threshold:g} keeps the "
+            f"guarantee except with probability {cut.failure:.3g}; failure_probability is "
+            f"{failure:g}",
+            hint=f"set threshold to {enough}, or raise epsilon, delta or failure_probability",
+        )
+    return cut, threshold_sampling.promise_of(study, cut.failure, with_counts=with_counts)
+
+
 def _mechanism(study: Study) -> ListedAbove:
     if study.epsilon is None:
-        return without_promise(1.0, study.items_per_device)
+        return without_promise(1.0, study.items_per_device, copies=study.count == "copies")
     check_delta(study)
     return best_list(
         1.0,
@@ -106,6 +183,7 @@ def _mechanism(study: Study) -> ListedAbove:
         items_per_device=study.items_per_device,
         epsilon=study.epsilon,
         delta=study.delta,
+        copies=study.count == "copies",
     )
 
 
@@ -122,7 +200,9 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
             "not released"
         )
         assumptions = (
-            "a device answers once, with different items, each of which counts once",
+            f"a device answers once, with at most {design.items_per_device} items, copies included"
+            if mechanism.copies
+            else "a device answers once, with different items, each of which counts once",
             DROPOUTS,
         )
     return Privacy(

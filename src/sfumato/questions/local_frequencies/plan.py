@@ -1,6 +1,6 @@
 """Size a local study: the oracle, its width and rows, and the predicted error.
 
-Every candidate has a predicted error, size and server time. The formulas are exact
+Every candidate has a predicted error and size. The formulas are exact
 (`debias.variance`) except for the effect of collisions, which assumes that counts fall like
 rank^-1.1. Among the candidates within 5% of the least variance, the one with the fewest bytes per
 report wins, then the one with the smallest table.
@@ -32,6 +32,7 @@ from sfumato.questions import sizing
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.study import Study
 
 REFERENCE_EXPONENT = 1.1
@@ -44,8 +45,8 @@ PAPER_ROWS, PAPER_WIDTH = 65_536, 1_024
 PAPER_SIZES = {"count_mean": (PAPER_ROWS, PAPER_WIDTH), "hadamard": (1_024, 32_768)}
 DETECTION = NormalDist().inv_cdf(0.95)  # detectable means listed with this probability
 _TRIES = 20  # the error hardly depends on the count, so that these are more than enough
+_READINGS = 3  # of each item, if collisions are solved for
 _LARGEST_FACTOR = 1e6  # beyond this, more devices are no useful advice
-_LOOKUPS, _FOLDS = 3e8, 5e6  # about the rates per second on one core, to predict server time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,6 @@ class Option:
     standard_error: float  # of a rare item
     record_bytes: int
     table_bytes: int
-    server_seconds: float
 
     @property
     def oracle(self) -> str:
@@ -70,7 +70,6 @@ class Option:
             "standard_error": self.standard_error,
             "bytes_per_report": self.record_bytes,
             "table_bytes": self.table_bytes,
-            "server_seconds": self.server_seconds,
         }
 
 
@@ -79,7 +78,6 @@ def option(
 ) -> Option:
     """The predicted error and cost of a randomizer."""
     cells = randomizer.rows * randomizer.width
-    lookups = (items + debias.PLACEBOS) * randomizer.rows
     return Option(
         randomizer=randomizer,
         standard_error=predicted_error(
@@ -87,7 +85,6 @@ def option(
         ),
         record_bytes=randomizer.record_bytes,
         table_bytes=cells * (2 if records / randomizer.rows < 60_000 else 4),
-        server_seconds=records / _FOLDS + lookups / _LOOKUPS,
     )
 
 
@@ -269,10 +266,15 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     detectable = detectable_count(
         scale * level, lambda count: _error_of(best, count / (scale * records), records, scale)
     )
+    alone = float(debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0))
+    first = min(reference_shares(items)[0], 1.0)
     predicted = {
         "standard_error": error,
         "standard_error_of_middle": middle,
         "standard_error_of_largest": largest,
+        "error_from_noise": scale * math.sqrt(alone),
+        "error_from_collisions": scale * math.sqrt(max(best.standard_error**2 - alone, 0.0)),
+        "error_from_sampling": math.sqrt(scale * first * records * (1 - first) * (scale - 1)),
         "half_width_95": NormalDist().inv_cdf(0.975) * error,
         "standard_error_share": error / study.devices,
         "times_optimal_variance": (best.standard_error / optimal) ** 2,
@@ -281,7 +283,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "bytes_per_report": best.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,
-        "server_seconds": best.server_seconds,
+        **_server_cost(design),
         "rounds": study.round_count,
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if best.randomizer.collision
@@ -289,6 +291,18 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     }
     _check_target(study, items, error)
     return design, predicted
+
+
+def _server_cost(design: LocalDesign) -> dict[str, float | int]:
+    """Every item, and placebos, are read in every row (the paper's p·k), and again to solve for
+    collisions; a Hadamard sketch is transformed first (k·m·log m). Records are counted bit by bit
+    (n·m, or n if they are short)."""
+    rows, width = design.randomizer.rows, design.randomizer.width
+    readings = _READINGS if design.aware and design.randomizer.collision else 1
+    lookups = readings * (design.items + debias.PLACEBOS) * rows * design.rounds
+    if isinstance(design.randomizer, HadamardCountMeanSketch):
+        lookups += design.rounds * rows * width * round(math.log2(width))
+    return server_cost([(design.tasks()[0], design.devices)], lookups=lookups, items=design.items)
 
 
 def _shortest(

@@ -21,8 +21,15 @@ from sfumato.flow.release import Influence, MeanRelease, NoisedSum
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import Charge, Mechanism, NoiseAtRelease, NoNoise, PlannedLoss, Rng
+from sfumato.privacy.accounting import SMOOTHING
 from sfumato.questions.answers import check_finished
-from sfumato.questions.mean.design import MeanCampaign, MeanDesign, check_vectors, total
+from sfumato.questions.mean.design import (
+    LEAST_MULTIPLIER,
+    MeanCampaign,
+    MeanDesign,
+    check_vectors,
+    total,
+)
 from sfumato.questions.promise import masked_influence
 from sfumato.questions.question import Dictionary, Participation, Plan, QuestionDefaults, Seeded
 from sfumato.sketch import NormBins, OneHot
@@ -35,7 +42,6 @@ Bool = npt.NDArray[np.bool_]
 
 NORM_SHARE = 0.1  # of the budget, in 1/variance, for the counts of norms
 MISTAKE = 1e-3  # largest probability that any empty bin counts as one with devices
-LEAST_MULTIPLIER = 0.05  # of noise in shares, for the bounds on its loss (docs/proofs/mean.md)
 _SKELLAM = 2.25  # Skellam noise of variance v costs up to a share of this over v more
 
 
@@ -43,14 +49,15 @@ def norm_variance(multiplier: float, *, in_shares: bool) -> float:
     """The least variance of the noise on the counts of norms that costs no more than their share of
     a budget that allows one release with this noise multiplier.
 
-    Skellam noise of variance v costs (1 + 2.25/v)/v, in units of the Gaussian's 1/v.
+    Skellam noise of variance v costs (1 + 2.25/v)/v, in units of the Gaussian's 1/v, and discrete
+    Gaussian noise at most 1/(v − 3).
 
     >>> norm_variance(1.0, in_shares=False), round(norm_variance(1.0, in_shares=True), 3)
-    (10.0, 11.892)
+    (13.0, 11.892)
     """
     variance = multiplier**2 / NORM_SHARE
     if not in_shares:
-        return variance
+        return variance + SMOOTHING
     return (variance + math.sqrt(variance**2 + 4 * _SKELLAM * variance)) / 2
 
 
@@ -76,8 +83,8 @@ class ClippedMeanDesign(QuestionDefaults):
             "counts of norms must have noise if, and only if, the mean has",
         )
         require(
-            mean.secure is None or mean.multiplier == 0 or mean.multiplier >= LEAST_MULTIPLIER,
-            f"noise in shares must have a multiplier of at least {LEAST_MULTIPLIER}; "
+            mean.multiplier == 0 or mean.multiplier >= LEAST_MULTIPLIER,
+            f"noise must have a multiplier of at least {LEAST_MULTIPLIER}; "
             f"got {mean.multiplier:.3g}: set clip, or a smaller epsilon",
         )
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
-from sfumato.flow.release import Cost, Influence, MeanRelease, NoisedSum
+from sfumato.flow.release import Influence, MeanRelease, NoisedSum
 from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
 from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import (
@@ -47,7 +47,7 @@ from sfumato.questions.question import (
     QuestionDefaults,
 )
 from sfumato.sketch import VectorSketch
-from sfumato.sketch.dense import DenseSketch, top
+from sfumato.sketch.dense import DenseSketch, spread_of_squares, top
 from sfumato.sketch.vector import headroom
 from sfumato.spec import digest, later, require, spec
 
@@ -62,11 +62,13 @@ ROWS = 15  # of a sketch that is decoded by means; as in the paper
 LEAST_WIDTH = 2
 PILOT_SHARE = 0.1  # of the budget (in 1/variance): later noise variance grows by a ninth
 PILOT_WIDTH = 4
+SEARCH_SHARE = 0.3  # of adapt_tail's budget, for all rounds that look for a size
 SLACK = math.sqrt(2)  # standard deviations added to the pilot's squared norm; as in the paper
 BLOCKS = 5  # of a sketch that is decoded by medians, with one row each
 FIRST_WIDTH = 16  # of such a sketch
 MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
 LEAST_VARIANCE = 1125.0  # at which Skellam noise costs at most 0.2% more than Gaussian noise
+LEAST_MULTIPLIER = 0.05  # with which every table has noise of that variance
 SHORTEST, LONGEST = 1e-20, 1e20  # limits on the clip, so that float32 does not over- or underflow
 _CHECK = 8.0  # adapt_tail: cells of the pilot, times relative_error²
 _ROUNDING = (
@@ -86,7 +88,8 @@ class MeanDesign(QuestionDefaults):
     sketch first and sizes the next so that compression adds `relative_error` to the squared error
     of the noise. *adapt_tail* decodes sketches by medians, whose error is smaller if few
     coordinates are large. It doubles the sketch until the pilot finds no more error than expected,
-    and every sketch costs privacy: with noise, it is hardly ever worth it.
+    and asks for one more of that size, with most of the budget. Every sketch costs privacy: with
+    noise, it is hardly ever worth it.
     """
 
     compression: Compression
@@ -105,6 +108,10 @@ class MeanDesign(QuestionDefaults):
     paper_epsilon: float | None = None  # for the size rule of the paper's algorithm 1
     paper_delta: float = 1e-6
     cohort_count: int = later(1)  # masked sums: cohorts that each round asks one after another
+    search_share: float | None = later(None)
+    """adapt_tail: the share of the budget of all rounds that look for a size, beside the pilot's;
+    the rest is for one more round of that size, from which the mean is read. None: the mean is read
+    from the round that found the size, and all have the same share."""
 
     def check(self) -> None:
         for name in ("dimensions", "devices", "rows", "most_cells", "cohort_count"):
@@ -140,6 +147,12 @@ class MeanDesign(QuestionDefaults):
         require(
             self.paper_epsilon is None or (self.compression == "adapt_norm" and self.adapts),
             "paper_epsilon is for adapt_norm only",
+        )
+        require(
+            self.search_share is None
+            or (self.compression == "adapt_tail" and 0 < self.search_share < 1 - PILOT_SHARE),
+            f"search_share is for adapt_tail, above 0 and below {1 - PILOT_SHARE}; got "
+            f"{self.search_share}",
         )
         require(
             self.cohort_count == 1 or self.secure is not None,
@@ -183,6 +196,9 @@ class MeanDesign(QuestionDefaults):
         if not self.adapts:
             return (1.0,)
         rounds = 1 if self.compression == "adapt_norm" else len(self.tail_widths)
+        if self.search_share is not None:
+            each = self.search_share / rounds
+            return (PILOT_SHARE, *[each] * rounds, 1 - PILOT_SHARE - self.search_share)
         return (PILOT_SHARE, *[(1 - PILOT_SHARE) / rounds] * rounds)
 
     @property
@@ -331,8 +347,6 @@ class MeanDesign(QuestionDefaults):
     ) -> MeanRelease:
         check_finished(campaign, participation)
         estimate = campaign.estimate()
-        summary = plan.summary()
-        summary["parameters"] |= {"cells": estimate.cells, "compressed": estimate.compressed}
         notes = list(participation.notes)
         if not estimate.settled:
             notes.append(
@@ -347,16 +361,14 @@ class MeanDesign(QuestionDefaults):
         return MeanRelease(
             mean=estimate.mean,
             standard_error=estimate.standard_error,
-            privacy=replace(plan.privacy, influence=self.influence_over(estimate.respondents)),
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=estimate.rounds,
                 bytes_per_device=traffic(campaign.tasks)["bytes_per_device"],
-                seconds=0.0,
+                privacy=replace(plan.privacy, influence=self.influence_over(estimate.respondents)),
+                parameters={"cells": estimate.cells, "compressed": estimate.compressed},
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=summary,
-            notes=tuple(notes),
         )
 
     def charge_of(self, task: Task) -> Charge:
@@ -366,7 +378,7 @@ class MeanDesign(QuestionDefaults):
             return task.loss
         own = task.loss
         assert isinstance(own, AdditiveLoss)  # because there is noise
-        if own.noise == "skellam" and own.scale**2 < LEAST_VARIANCE:
+        if own.scale**2 < LEAST_VARIANCE:
             return own  # the bound does not hold for coarse tables
         losses = self.largest_losses()
         return PlannedLoss(loss=losses[self.step_of(task)], plan=digest(self), losses=losses)
@@ -490,16 +502,10 @@ def cells_for(squared: float, noise: float, relative_error: float) -> float:
 def squared_norm(table: F64, noise: float) -> tuple[float, float]:
     """Estimate the squared norm behind a noised count-mean table, and its standard deviation.
 
-    |Y|² exceeds |s|² by cells·noise² on average. Its variance is 4·|s|²·noise² + 2·cells·noise⁴
-    from the noise, and at most 2·|s|⁴/cells from the sketch.
+    |Y|² exceeds |s|² by cells·noise² on average.
     """
     estimate = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
-    return estimate, deviation(estimate, table.size, noise)
-
-
-def deviation(squared: float, cells: int, noise: float) -> float:
-    variance = 4 * squared * noise**2 + 2 * cells * noise**4 + 2 * squared**2 / cells
-    return math.sqrt(variance)
+    return estimate, spread_of_squares(estimate, table.size, noise)
 
 
 def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:
@@ -556,6 +562,7 @@ class MeanCampaign(Campaign):
     _sums: list[NoisedSum] = field(default_factory=list)  # of this step, one per cohort
     _over: bool = False
     _settled: bool = True
+    _is_last: bool = False  # adapt_tail: whether a size was found, and its own round is asked
     _measured: float = 0.0  # adapt_tail: squared error of the last mean, by the pilot
 
     def __post_init__(self) -> None:
@@ -564,7 +571,8 @@ class MeanCampaign(Campaign):
     def next_task(self) -> Task | None:
         if self._over:
             return None
-        return self.design.task(len(self.answers), self._width, len(self._sums))
+        step = len(self.design.shares) - 1 if self._is_last else len(self.answers)
+        return self.design.task(step, self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
         task = self.next_task()
@@ -585,10 +593,19 @@ class MeanCampaign(Campaign):
         elif design.compression == "adapt_norm":
             self._over = True
         else:
-            self._settled = self._is_close(answer)
-            self._over = self._settled or rounds == len(design.shares)
-            if not self._over:
-                self._width = design.tail_widths[rounds - 1]
+            self._search(answer)
+
+    def _search(self, answer: NoisedSum) -> None:
+        """adapt_tail: the next width, or the last round of the width that was found."""
+        design, rounds = self.design, len(self.answers)
+        searches = len(design.tail_widths)
+        self._settled = self._is_close(answer)
+        if self._is_last or (design.search_share is None and (self._settled or rounds > searches)):
+            self._over = True
+        elif self._settled or rounds > searches:
+            self._is_last = True  # of the width of this round
+        else:
+            self._width = design.tail_widths[rounds - 1]
 
     @property
     def tasks(self) -> list[Task]:
@@ -635,9 +652,13 @@ class MeanCampaign(Campaign):
         gap = check.dense.encode(sketch.decode(answer.table, answer.count)).astype(np.float64)
         gap -= check.rounding.reals(pilot.table) / pilot.count
         self._measured, _ = squared_norm(gap, noise)
-        target = (1 + design.relative_error) * self._noise_error(answer)
+        target = self._noise_error(answer)
+        last = target  # the noise of the round from which the mean is read
+        if design.search_share is not None and not self._is_last:
+            last *= design.shares[1] / design.shares[-1]
+        target += design.relative_error * last
         target += self._absence(answer.count) + self._absence(pilot.count)
-        slack = deviation(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
+        slack = spread_of_squares(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
         return self._measured <= target + math.sqrt(slack)
 
     def _noise_error(self, answer: NoisedSum) -> float:

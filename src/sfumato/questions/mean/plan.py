@@ -12,16 +12,19 @@ from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
+from sfumato.privacy.accounting import SMOOTHING, gaussian_stddev
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
 from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
+    LEAST_MULTIPLIER,
+    LEAST_VARIANCE,
     LEAST_WIDTH,
     MEDIAN_OF_FIVE,
+    SEARCH_SHARE,
     SLACK,
     Compression,
     MeanDesign,
-    deviation,
 )
 from sfumato.questions.promise import (
     DROPOUTS,
@@ -34,7 +37,9 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import NormBins
+from sfumato.sketch.dense import spread_of_squares
 from sfumato.spec import require
 from sfumato.study import Study
 
@@ -111,9 +116,15 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
             f"vectors and their tables are clipped to {clip}; {kind} noise of "
             f"{first:.4f} times that norm"
         )
-        if len(tasks) > 1:
+        of = "" if norms is None else " for the mean"
+        if design.search_share is not None:
+            search = design.multiplier / math.sqrt(design.shares[1])
+            mechanism += (
+                f" in the first round{of}, {search:.4f} times it in at most {len(tasks) - 2} "
+                f"rounds that look for a size, and {last:.4f} times it in the last"
+            )
+        elif len(tasks) > 1:
             others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
-            of = "" if norms is None else " for the mean"
             mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
@@ -137,7 +148,9 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
     if not design.adapts:
         return [first]
     if design.compression == "adapt_tail":
-        widths = enumerate(design.tail_widths, start=1)
+        widths = list(enumerate(design.tail_widths, start=1))
+        if design.search_share is not None:
+            widths.append((len(design.shares) - 1, design.tail_widths[-1]))
         return [first, *(design.task(round, width) for round, width in widths)]
     return [first, design.task(1, _widest(design))]
 
@@ -192,16 +205,18 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     if adapts and not _may_save(whole, study):
         fits = limit is None or upload <= limit
         compression = "none" if fits else "fixed"
-        warnings.append(
-            f'compression is "{compression}": for vectors this short, a pilot costs more than it '
-            "can save"
-        )
+        if study.compression is not None:  # otherwise nobody asked for a pilot
+            warnings.append(
+                f'compression is "{compression}": for vectors this short, a pilot costs more than '
+                "it can save"
+            )
         if fits:
             return whole, warnings
     paper = study.epsilon if study.paper_mode and compression == "adapt_norm" else None
     design = replace(
-        whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300)
-    )
+        whole, compression=compression, paper_epsilon=paper, paper_delta=max(study.delta, 1e-300),
+        search_share=SEARCH_SHARE if compression == "adapt_tail" and not study.paper_mode else None,
+    )  # fmt: skip
     return (design if limit is None else _within(design, limit, besides)), warnings
 
 
@@ -226,9 +241,13 @@ def _multiplier(study: Study) -> float:
             "noise for a mean is Gaussian and needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / (study.devices or 1):.1g}",
         )
+    scale = gaussian_stddev(1.0, study.epsilon, study.delta)
+    # The unit in which the plan's losses are charged; with very little noise they are not.
+    unit = math.sqrt(LEAST_VARIANCE - SMOOTHING) / scale if scale > LEAST_MULTIPLIER else 1.0
     scale = calibrate(
-        "gaussian", l1=1.0, l2=1.0, unit_cells=0, epsilon=study.epsilon, delta=study.delta
-    )
+        "gaussian", l1=max(unit, unit**2), l2=unit, unit_cells=0, epsilon=study.epsilon,
+        delta=study.delta,
+    ) / unit  # fmt: skip
     if not study.is_masked:
         return scale
     unit = min(1000.0, LARGEST_SCALE["skellam"] / (2 * scale))  # within the sampler's limit
@@ -268,7 +287,7 @@ def _narrowest(design: MeanDesign, squared: float) -> int:
         return design.paper_width(math.sqrt(squared) / count)
     noise = design.noise(0, design.first_width, count)
     cells = design.sketch(0, design.first_width).cells
-    return design.width_for(squared + SLACK * deviation(squared, cells, noise), count)
+    return design.width_for(squared + SLACK * spread_of_squares(squared, cells, noise), count)
 
 
 def _widest(design: MeanDesign) -> int:
@@ -347,9 +366,13 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
         predicted |= {"l2_error_if_all_equal": math.hypot(longest, absence)}
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
     predicted |= traffic(tasks)
+    decoded = design.dimensions * (design.row_count if width else 0)
+    usual = [tasks[0], design.task(1, small)] if design.adapts else tasks
+    predicted |= server_cost(
+        [(task, design.devices) for task in usual], lookups=decoded, items=design.dimensions
+    )
     if design.adapts:
-        least = [tasks[0], design.task(1, small)]
-        predicted |= {"bytes_if_mean_is_zero": traffic(least)["bytes_per_device"]}
+        predicted |= {"bytes_if_mean_is_zero": traffic(usual)["bytes_per_device"]}
     return predicted | {
         "cells": cells or design.dimensions,
         "rounds": len(tasks) * design.cohort_count,
@@ -392,8 +415,8 @@ def _warnings(study: Study, design: MeanDesign) -> list[str]:
         )
     if design.compression == "adapt_tail":
         warnings.append(
-            f"adapt_tail splits its budget over {len(design.shares)} rounds, and medians are "
-            "noisier than means: adapt_norm is better unless few coordinates are large"
+            f"adapt_tail looks for a size in up to {len(design.tail_widths)} rounds, and medians "
+            "are noisier than means: adapt_norm is better unless few coordinates are large"
         )
     if design.top is not None:
         warnings.append(f"selecting the {design.top:,} largest coordinates makes the mean biased")

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sfumato.errors import ImpossibleError
-from sfumato.flow.release import Cost, CountRelease, Influence
+from sfumato.flow.release import CountRelease, Influence
 from sfumato.flow.word_discovery import (
     Discoverer,
     FragmentPuzzle,
@@ -23,7 +23,7 @@ from sfumato.questions.answers import with_sampling
 from sfumato.questions.local_frequencies.design import LocalCampaign, LocalDefaults
 from sfumato.questions.promise import COUNT, with_shuffling
 from sfumato.questions.question import Dictionary, Participation, Plan, Seeded, public_seed
-from sfumato.sketch.words import Codes
+from sfumato.sketch.words import BYTES, Codes
 from sfumato.spec import digest, require, spec
 
 if TYPE_CHECKING:  # the layers above
@@ -120,8 +120,7 @@ class WordDesign(LocalDefaults):
                 f"{discovery.left_out:,} fragments or prefixes were too many to combine and were "
                 "left out"
             )
-        summary = plan.summary()
-        summary["parameters"] |= {
+        parameters = {
             "reports": records,
             "candidates": discovery.candidates,
             "significant_from": None
@@ -136,16 +135,14 @@ class WordDesign(LocalDefaults):
             low=low,
             high=high,
             significant=np.ones(len(discovery), dtype=np.bool_),
-            privacy=with_shuffling(plan.privacy, [records], plan.study.delta, per_device),
-            cost=Cost(
+            **plan.release_head(
                 devices=participation.devices,
                 rounds=participation.rounds,
                 bytes_per_device=plan.predicted["bytes_per_device"],
-                seconds=0.0,
+                privacy=with_shuffling(plan.privacy, [records], plan.study.delta, per_device),
+                parameters=parameters,
+                notes=notes,
             ),
-            study=plan.study.to_dict(),
-            plan=summary,
-            notes=tuple(notes),
         )
 
     @property
@@ -154,11 +151,23 @@ class WordDesign(LocalDefaults):
 
     def parameters(self) -> dict[str, Any]:
         search = self.discoverer
-        oracle = search.word if isinstance(search, FragmentPuzzle) else search.prefix  # type: ignore[attr-defined]  # the only other method
-        return {
+        sizes: dict[str, Any] = {
             "search": NAMES[type(search)],
             "length": search.length,
-            "alphabet": search.alphabet,
+            "alphabet": "any text, by its bytes" if search.alphabet == BYTES else search.alphabet,
+        }
+        if isinstance(search, FragmentPuzzle):
+            oracle = search.word
+            sizes |= {
+                "fragments": search.fragments,
+                "fragment_length": search.fragment_length,
+                "fragment_share": search.fragment.epsilon / search.epsilon,
+            }
+        else:
+            assert isinstance(search, PrefixExtension)  # the only other method
+            oracle = search.prefix
+            sizes |= {"lengths": list(search.lengths), "prefixes": search.width}
+        return sizes | {
             "rows": oracle.rows,
             "width": oracle.width,
             "epsilon_per_report": search.epsilon,

@@ -37,6 +37,7 @@ from sfumato.privacy import (
     Rng,
 )
 from sfumato.privacy.intervals import NoiseLaw, of_estimates, of_sums
+from sfumato.privacy.noise import noise_parameters
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.heavy_hitters.design import items_with_keys
 from sfumato.questions.promise import COUNT, masked_influence
@@ -295,11 +296,7 @@ class PrefixDesign(QuestionDefaults):
         sizes: dict[str, Any] = {"alphabet": alphabet, "lengths": list(self.lengths)}
         sizes |= {"rows": self.rows, "width": self.width, "items_per_device": 1}
         sizes |= {"false_prefixes": self.false_prefixes, "most_candidates": self.most_candidates}
-        if isinstance(self.mechanism, NoiseAtRelease):
-            sizes |= {"noise": self.mechanism.noise, "noise_scale": self.mechanism.scale}
-        if isinstance(self.mechanism, NoiseInShares):
-            sizes |= {"noise": "skellam, in shares", "noise_scale": self.mechanism.scale}
-            sizes |= {"noise_scale_of_a_share": self.mechanism.share_stddev}
+        sizes |= noise_parameters(self.mechanism)
         if self.secure is not None:
             sizes |= parameters_of(self.task(self.rounds - 1))
         return sizes | {"rounds": self.rounds, "noise_every_round": True}

@@ -16,17 +16,18 @@ from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.privacy import (
     Mechanism,
-    Noise,
     NoiseAtRelease,
     NoiseInShares,
     NoNoise,
     calibrate,
     epsilon_of,
     gaussian_stddev,
+    least_noise,
 )
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
+    READINGS,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
     round_warnings,
@@ -51,13 +52,14 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.sketch import CountSketch, OneHot
+from sfumato.questions.server_cost import server_cost
+from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
 from sfumato.spec import require
 from sfumato.study import Study
 
 ROWS = 5
-ANY_TEXT_BYTES = 2 * DEFAULT_BYTES  # a search among all texts takes more rounds
+ANY_TEXT_BYTES = 2 * DEFAULT_BYTES  # a search among all texts takes more rounds; doubled if needed
 LEDGER_ROUNDING = 1e-9  # relative tolerance of a ledger
 _STANDARD = NormalDist()
 _TRIES = 4  # the number of rounds and the bytes of each depend on each other
@@ -70,10 +72,13 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     try:
         design = _fit(study, limit)
     except _TooSmallError as problem:
-        raise ImpossibleError(
-            f"a search by prefixes is not possible with {limit:,} bytes per device",
-            hint=f"set bytes_per_device to {_enough(study, limit)} or more",
-        ) from problem
+        enough = _enough(study, limit)
+        if study.bytes_per_device is not None:
+            raise ImpossibleError(
+                f"a search by prefixes is not possible with {limit:,} bytes per device",
+                hint=f"set bytes_per_device to {enough} or more",
+            ) from problem
+        design = _fit(study, enough)
     predicted = predict(design)
     scale = study.devices / max(1, int(study.devices * (1 - study.expected_dropout)))
     detectable = scale * predicted.pop("detectable")
@@ -250,7 +255,9 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
     count = _answering(design) if answering is None else answering
     levels: list[Level] = []
     candidates = endings(design.lengths[0], design.radix) - 1  # without the empty word
+    lookups = 0
     for level, length in enumerate(design.lengths):
+        lookups += READINGS * candidates * design.rows
         rate = design.rate(level, candidates)
         levels.append(_predict_level(design.sketch(level), design.mechanism, count, rate))
         if level < design.rounds - 1:
@@ -265,6 +272,11 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
         "standard_error": levels[-1].error,
         "rounds": design.task_count,
         **secure_sum.traffic(design.tasks()),
+        **server_cost(
+            [(task, design.devices) for task in design.tasks()],
+            lookups=lookups,
+            items=count / max(detectable, 1),
+        ),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if sketched
         else "nothing about the data",
@@ -354,22 +366,16 @@ def _noise(
             "noise in shares needs a delta above 0; delta is 0",
             hint=f"set delta to {0.1 / devices:.1g}",
         )
-    norms: Any = {"l1": float(cells), "l2": math.sqrt(cells), "unit_cells": cells}
-
-    def scale_of(kind: Noise, delta: float) -> float:
-        if kind != "laplace" and not exact:
-            return gaussian_stddev(math.sqrt(cells), epsilon, delta)
-        return calibrate(kind, **norms, epsilon=epsilon, delta=delta)
-
-    if secure is not None:
-        return secure.noise(scale_of("skellam", delta), devices)
-    if delta == 0:
-        return NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
-    gaussian = NoiseAtRelease(noise="gaussian", scale=scale_of("gaussian", delta))
-    if math.sqrt(2) * cells / epsilon > gaussian.scale + 1:
-        return gaussian  # Laplace noise of scale cells/epsilon would be larger
-    laplace = NoiseAtRelease(noise="laplace", scale=scale_of("laplace", 0.0))
-    return min(gaussian, laplace, key=lambda noise: noise.stddev(1))
+    l1, l2 = float(cells), math.sqrt(cells)
+    if secure is None:
+        norms = Norms(l1=l1, l2=l2, unit_cells=cells)
+        return least_noise(norms, epsilon=epsilon, delta=delta, is_rough=not exact)
+    scale = (
+        calibrate("skellam", l1=l1, l2=l2, unit_cells=cells, epsilon=epsilon, delta=delta)
+        if exact
+        else gaussian_stddev(l2, epsilon, delta)
+    )
+    return secure.noise(scale, devices)
 
 
 def _within(design: PrefixDesign, epsilon: float, delta: float) -> PrefixDesign:

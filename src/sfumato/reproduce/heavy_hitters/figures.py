@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of paper 001: heavy hitters by traffic, by rounds and by sampling.
+"""Figures 1 to 4 and table 1 of paper 001: heavy hitters by traffic, by rounds and by sampling.
 
 Figures 1 and 2 of the paper show the same. Beyond the paper, and drawn dashed: our tables. The
 count sketches are queried for all 97,336 strings, and each has the number of rows that was best on
@@ -10,10 +10,14 @@ A claim's text says how it is checked. A method counts as behind another at an x
 is lower by more than three standard errors of the difference. Claims marked (ours) are about
 sfumato's additions to the paper. The paper's "count-median" is a sketch without signs; an advantage
 over it is not always one over a CountSketch with signs, so both are compared.
+
+Table 1 is about orders of growth. It is shown by the sizes that plans take for the guarantees, ours
+and the paper's, beside the formulas.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +27,8 @@ from typing import Any
 import numpy as np
 
 from sfumato.kernels import F64
+from sfumato.planning import plan
+from sfumato.questions import guarantees
 from sfumato.reproduce.frequencies.runs import item_points
 from sfumato.reproduce.heavy_hitters import data, runs
 from sfumato.reproduce.heavy_hitters.data import Words
@@ -52,6 +58,19 @@ ORDER = ((2_000, 0.2), (5_000, 0.1, 0.75))  # budgets and bounds of an independe
 FLAT = 0.03  # an independent simulation of figure 3 had .95, .93, .93 over 10, 30, 100 rounds
 FALLS = 0.1
 NEAR = 0.02  # how near the best t counts as the best
+
+TABLE_SERIES: Mapping[str, Series] = {
+    "list": Series("a list", "black", "o"),
+    "counts": Series("the counts of a histogram", "blue", "s"),
+    "paper list": Series("a list, paper's constants", "grey", "x", dashed=True),
+    "paper counts": Series("counts, paper's constants", "sky", "^", dashed=True),
+    "list bound": Series("mn/tau", "orange", "D"),
+    "counts bound": Series("mn·min(√R/tau, 1)", "green", "P"),
+}
+TABLE_DEVICES = 20_000  # in each round, with one item each
+TABLE_THRESHOLD, TABLE_ROUNDS = 500.0, 4  # where the other one varies
+FAILURE = 0.05
+SPREAD = 2.5  # for whole cells and terms of a lower order
 
 ClaimsOf = Callable[[str, Words, Curves], Iterator[Claim]]
 
@@ -156,6 +175,84 @@ def figure_4(size: Size) -> Experiment:
         "t: one device in t is sampled",
         claims_4,
     )
+
+
+def table_1(size: Size) -> Experiment:
+    """The words that a device sends, by rounds and by threshold."""
+
+    def run(job: Job) -> list[Reading]:
+        panel, x = job.workload
+        rounds, threshold = (int(x), TABLE_THRESHOLD) if panel == "a" else (TABLE_ROUNDS, x)
+        return [
+            Reading(panel if series in TABLE_SERIES else f"{panel} logarithms", series, x, words)
+            for series, words in costs(rounds, threshold)
+        ]
+
+    heads = {"a": ("rounds", f"threshold {TABLE_THRESHOLD:g}")}
+    heads["b"] = ("threshold", f"{TABLE_ROUNDS} rounds")
+    text = f"{TABLE_DEVICES:,} devices in each round, one item each; failure {FAILURE:g}"
+    return Experiment(
+        heading="Paper 001, table 1: what a device sends for a list, and for the counts",
+        jobs=repeat([*(("a", x) for x in size.along), *(("b", x) for x in _THRESHOLDS)], 1),
+        stage=lambda workload: f"{heads[workload[0]][0]}: {workload[1]:,g}",
+        run=run,
+        panels=[
+            panel
+            for key, (x_name, title) in heads.items()
+            for panel in (
+                Panel(key, title, text, x_name, "words of 16 bits"),
+                Panel(f"{key} logarithms", title, text, x_name, "factor", is_drawn=False),
+            )
+        ],
+        claims=lambda _, curves: table_claims(curves),
+        series=TABLE_SERIES,
+    )
+
+
+def costs(rounds: int, threshold: float) -> Iterator[tuple[str, float]]:
+    """Words of a device, by the sizes of plans and by the paper's formulas. A cell of a count
+    sketch is a word, as in the paper."""
+    study = {"question": "heavy_hitters", "trust": "central", "epsilon": math.inf, "alphabet": "ab"}
+    study |= {"algorithm": "threshold_sampling", "word_length": 16, "threshold": threshold}
+    study |= {"devices": rounds * TABLE_DEVICES, "rounds": rounds, "failure_probability": FAILURE}
+    yield "list", plan(study).predicted["words"]
+    alike = guarantees.Rounds(devices=TABLE_DEVICES, rounds=rounds, items_per_device=1, alike=True)
+    yield "counts", math.prod(guarantees.sketch_for(alike, threshold, FAILURE / 2))
+    sizes = guarantees.PaperSizes(
+        items=TABLE_DEVICES, rounds=rounds, threshold=threshold, failure_probability=FAILURE
+    )
+    yield "paper list", sizes.words
+    yield "paper counts", sizes.rows * sizes.width
+    yield "list bound", guarantees.list_cost(TABLE_DEVICES, threshold)
+    yield "counts bound", guarantees.histogram_cost(TABLE_DEVICES, rounds, threshold)
+    yield "logarithm", sizes.logarithm
+    yield "gamma", sizes.gamma
+
+
+def table_claims(curves: Curves) -> Iterator[Claim]:
+    """Growth as in the theorems: the bound, times ln(4mnR/(tau·beta)), and for the paper's tables
+    times ln R."""
+    for series, name in (
+        ("list", "a list costs mn/tau, whatever the rounds"),
+        ("counts", "counts cost √R times as much"),
+    ):
+        for prefix, whose in (("", "our sizes"), ("paper ", "the paper's constants")):
+            spans = []
+            for key, what in (("a", "rounds"), ("b", "thresholds")):
+                logarithms, words = f"{key} logarithms", curves.get(key, prefix + series)
+                shares = (
+                    words / curves.get(key, f"{series} bound") / curves.get(logarithms, "logarithm")
+                )
+                if prefix + series == "paper list":
+                    shares = shares / curves.get(logarithms, "gamma")
+                spans.append((float(shares.max() / shares.min()), what))
+            detail = ", ".join(f"over {what} {span:.2f} times" for span, what in spans)
+            yield Claim(
+                text=f"{name} ({whose}): words over the bound with its logarithms vary by at most "
+                f"{SPREAD:g} times",
+                holds=all(span <= SPREAD for span, _ in spans),
+                detail=detail,
+            )
 
 
 def _keyed() -> list[tuple[str, Words]]:
@@ -377,6 +474,7 @@ def _by_x(curves: Curves, key: str, values: F64) -> str:
 
 
 _BUDGETS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+_THRESHOLDS = (100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 _TIMES = (1, 1.25, 2, 5, 10, 20, 50, 100)
 SMALL_2 = Size(repeats=2, along=(200, 500, 2_000, 5_000, 20_000), rows=(5, 9))
 PAPER_2 = Size(repeats=3, along=_BUDGETS)
@@ -398,5 +496,12 @@ FIGURES = (
         figure_4,
         small=Size(repeats=2, along=_TIMES),
         paper=Size(repeats=12, along=_TIMES),
+    ),
+    Figure(
+        "001-table1",
+        "what a list and a histogram cost, by rounds and threshold (paper 001)",
+        table_1,
+        small=Size(repeats=1, along=(1, 4, 16, 64)),
+        paper=Size(repeats=1, along=(1, 4, 16, 64, 256)),
     ),
 )

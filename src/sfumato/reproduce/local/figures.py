@@ -115,13 +115,6 @@ class Size4:
     ours: int  # repeats of ours
 
 
-def bound(epsilon: float, rows: int, width: int, counts: F64) -> float:
-    """The paper's bound on the standard deviation of a count (theorem 4.2)."""
-    n, e, k, m = float(counts.sum()), math.exp(epsilon / 2), rows, width
-    squares = float(counts @ counts) / (n * k * m)
-    return m / (m - 1) * math.sqrt(n * (e / (e - 1) ** 2 + 1 / m + squares))
-
-
 def figure_4(size: Size4) -> Experiment:
     """The standard deviation of a count by width m and rows k: bound, exact, measured, ours."""
     shares = power_law_shares(LAW_4, ITEMS_4)
@@ -181,8 +174,8 @@ def _formulas_4(expected: F64) -> Iterator[Reading]:
             sketch = _sketch_4(rows, width)
             spread = debias.variance(sketch, count=DEVICES_4, holders=0.0, squares=squares)
             if width in WIDTHS_4:
-                most = bound(EPSILON_4, rows, width, expected)
-                yield Reading("a", f"bound {width}", rows, most)
+                most = debias.variance_bound(sketch, count=float(expected.sum()), squares=squares)
+                yield Reading("a", f"bound {width}", rows, math.sqrt(most))
                 yield Reading("a", f"exact {width}", rows, math.sqrt(spread))
             if rows in THREE_ROWS_4:
                 yield Reading("b", f"rows {rows}", sketch.record_bytes, math.sqrt(spread))

@@ -185,10 +185,10 @@ def _after_coins(
 SEARCHES = {"puzzle": "sequence fragment puzzle", "prefixes": "prefix extension"}
 
 
-def search_for(series: str, seed: int, rows: int) -> FragmentPuzzle | PrefixExtension:
-    """A search with the hash functions of a seed."""
+def search_for(series: str, seed: int, rows: int, devices: int) -> FragmentPuzzle | PrefixExtension:
+    """A search among so many devices, with the hash functions of a seed."""
     if series == "prefixes":
-        search = word_plan.prefix_search(WORD_EPSILON)
+        search = word_plan.prefix_search(WORD_EPSILON, records=devices)
         return replace(search, prefix=in_epoch(search.prefix, 0, seed))
     puzzle = word_plan.puzzle(WORD_EPSILON, rows=rows)
     word, fragment = (
@@ -219,7 +219,7 @@ def find_words(source: Source, job: Job, rows: int) -> tuple[Search, DiscoveredW
     devices, series = job.workload
     rng = np.random.default_rng([job.seed, devices])
     counts = source.counts(devices // 2, rng)
-    search = search_for(series, job.seed, rows)
+    search = search_for(series, job.seed, rows, devices)
     codes = np.concatenate(
         [
             np.repeat(search.codes(source.items)[0], counts, axis=0),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from collecting import KEY, Clock, create, open_task, report, upload, work
-from databases import Server
+from databases import Server, server_of
 from serving import PATIENCE_SECONDS, wait_for
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
@@ -102,9 +102,7 @@ def _do(action: Action, store: Store, study_id: str) -> None:
 
 @pytest.fixture
 def both(store_url: str, request: pytest.FixtureRequest) -> Iterator[Both]:
-    on_server = store_url.startswith("postgresql")
-    server = request.getfixturevalue("postgres") if on_server else None
-    with closing(Both(store_url, server)) as both:
+    with closing(Both(store_url, server_of(store_url, request))) as both:
         yield both
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from sfumato.collector.store.database import database
+from databases import DIALECTS, ROOT
+from sfumato.collector.store.database import SERVERS, database
 from sfumato.collector.store.postgres import Postgres
 from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
@@ -34,6 +36,25 @@ def test_files_are_named_by_url_or_path(url: str | Path, path: str) -> None:
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(StoreError):
         database(url)
+
+
+def test_tests_know_every_database() -> None:
+    names = {"sqlite", *(server.schemes[0] for server in SERVERS)}
+    assert set(DIALECTS) == names, (
+        "add it to SERVERS (database.py) and DIALECTS (tests/databases.py)"
+    )
+
+
+def test_the_driver_of_a_server_is_an_extra_that_devices_may_not_import() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    contracts = str(project["tool"]["importlinter"]["contracts"])
+    versions = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for server in SERVERS:
+        assert f"\n{server.driver}==" in versions, "constraints.txt"
+        assert any(server.driver in each for each in extras[server.extra]), "pyproject.toml"
+        assert server.extra in str(extras["dev"]), "the extra dev in pyproject.toml"
+        assert f"'{server.driver}'" in contracts, "forbidden_modules in pyproject.toml"
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])

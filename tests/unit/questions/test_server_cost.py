@@ -1,0 +1,71 @@
+"""The collector's predicted work grows with the sizes that it depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfumato import plan
+
+ITEMS = [f"tree {k}" for k in range(2_000)]
+
+
+def seconds(question: str, trust: str, *, items: int = 500, **keys: Any) -> float:
+    study = {"question": question, "trust": trust, "epsilon": 4.0, "devices": 3_000_000, **keys}
+    listed = ITEMS[:items] if question == "frequencies" else None
+    return float(plan(study, items=listed).predicted["server_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("question", "trust", "keys"),
+    [
+        ("frequencies", "central", {}),
+        ("frequencies", "central", {"algorithm": "one_hot"}),
+        ("frequencies", "local", {"algorithm": "count_mean"}),
+        ("heavy_hitters", "central", {}),
+        ("mean", "central", {"dimensions": 100, "clip": 1.0}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ten_times_the_devices_take_ten_times_as_long(
+    question: str, trust: str, keys: dict[str, Any]
+) -> None:
+    """Or a little less, since the release takes as long for any number of devices; or more, since
+    cells have more bits."""
+    less, more = (
+        seconds(question, trust, **keys, devices=devices) for devices in (3_000_000, 30_000_000)
+    )
+    assert 8 < more / less < 13
+
+
+def test_masked_rounds_take_longer_with_more_neighbours() -> None:
+    keys = {"devices": 1_000, "items": 500}
+    assert seconds("frequencies", "secure", **keys, dropout=0.3) > 1.2 * seconds(
+        "frequencies", "secure", **keys, dropout=0.05
+    )
+
+
+def test_wide_records_take_longer_than_short_ones() -> None:
+    """Paper 004, section 5: n·m + p·k for a count mean sketch, n + k·m·log m + p·k for a Hadamard
+    sketch, for n records of m bits and p items in k rows."""
+    sketch, hadamard = (
+        {
+            devices: seconds("frequencies", "local", algorithm=algorithm, devices=devices)
+            for devices in (100, 30_000_000)
+        }
+        for algorithm in ("count_mean", "hadamard")
+    )
+    wide, short = (each[30_000_000] - each[100] for each in (sketch, hadamard))
+    assert wide > short + 0.1  # seconds
+    more_items = seconds("frequencies", "local", algorithm="count_mean", devices=100, items=2_000)
+    assert more_items > sketch[100]
+
+
+def test_memory_is_that_of_the_largest_table() -> None:
+    def memory(**keys: Any) -> int:
+        study = {"question": "mean", "trust": "central", "epsilon": 1.0, "devices": 1_000, **keys}
+        return int(plan(study | {"clip": 1.0}).predicted["server_bytes"])
+
+    assert memory(dimensions=10_000_000) > 5 * memory(dimensions=1_000_000)
+    assert memory(dimensions=1_000_000) > 24e6  # 64-bit integers, three times
