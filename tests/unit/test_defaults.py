@@ -41,6 +41,8 @@ def other(key: str) -> Any:
             return not default
         if option in (int, float, str):
             return {int: 2, float: 0.5, str: "abc"}[option]
+        if get_origin(option) is tuple:
+            return (0.4, 0.6) if float in get_args(option) else ("abc", "def")
     raise AssertionError(f"no value is known for {key}: {hint}")
 
 
