@@ -26,8 +26,11 @@ def data_of(study: Path) -> Path:
 
 def run(path: Path) -> Any:
     data = data_of(path)
-    counts = data.suffix == ".csv" and "devices" in column_names(data)
-    return simulate(path, data, count_column="devices" if counts else None, seed=1)
+    columns = column_names(data)
+    roles = {"item_column": "word", "device_column": "user"}
+    roles["count_column"] = "copies" if "copies" in columns else "devices"
+    chosen = {role: name for role, name in roles.items() if name in columns}
+    return simulate(path, data, seed=1, **chosen)
 
 
 @pytest.mark.filterwarnings("ignore::sfumato.errors.SimulationWarning")

@@ -52,7 +52,7 @@ def list_failure(
     probability at most c/sampling_threshold. Repetitions are independent.
 
     >>> f"{list_failure(6_000 * 50, 50, sampling_threshold=25, repetitions=131, unread=1/32):.1e}"
-    '1.2e-08'
+    '5.5e-10'
     """
     from scipy import stats
 
@@ -82,7 +82,7 @@ def repetitions_for_list(
     308 (and its lemma J.1 does not hold).
 
     >>> repetitions_for_list(6_000 * 50, 50, 0.05, sampling_threshold=25.0)
-    55
+    51
     """
     for repetitions in range(1, _MOST_REPETITIONS, 2):
         bound = list_failure(
@@ -191,7 +191,7 @@ def sketch_for(rounds: Rounds, threshold: float, failure: float) -> tuple[int, i
     """The (rows, width) of fewest cells with which counts are within `threshold`.
 
     >>> sketch_for(Rounds(devices=1_000, rounds=1, items_per_device=1, alike=True), 50, 0.05)
-    (31, 400)
+    (19, 267)
     """
     from scipy import stats
 

@@ -40,7 +40,7 @@ from sfumato.learn.design import (
 from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.training import FloatSum, RoundFigures, Training
 from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, SeededRng, epsilon_of
-from sfumato.privacy.accounting import SampledLoss
+from sfumato.privacy.accounting import SMOOTHING, SampledLoss
 from sfumato.privacy.rounding import COARSEST
 from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import from_json, to_json
@@ -637,7 +637,16 @@ def test_all_parts_of_a_round_cost_the_noise_multiplier_together(
     task = campaign.next_task()
     assert task is not None
     assert isinstance(task.loss, AdditiveLoss)
-    assert math.isclose(task.loss.scale / task.loss.l2, 0.4, rel_tol=1e-9)
+    noise = task.mechanism
+    if not isinstance(noise, RoundNoise):
+        assert math.isclose(task.loss.scale / task.loss.l2, 0.4, rel_tol=1e-9)
+        return
+    scales = [noise.scale, *([noise.second_scale] * (noise.sketch.second is not None))]
+    norms = [sketch.rounding.l2 for sketch in parts(campaign) if sketch]
+    cost = sum(l2**2 / (scale**2 - SMOOTHING) for l2, scale in zip(norms, scales, strict=True))
+    if noise.sketch.counts:
+        cost += 1 / (noise.count_scale**2 - SMOOTHING)
+    assert math.isclose(task.loss.l2**2 / (task.loss.scale**2 - SMOOTHING), cost, rel_tol=1e-9)
 
 
 def test_two_stage_has_all_of_the_budget_after_its_warm_up() -> None:
