@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from sfumato import files
-from sfumato.errors import ImpossibleError, StudyError
+from sfumato.errors import ImpossibleError, SfumatoError, StudyError
 from sfumato.flow import pictures
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.registry import planner_of
@@ -102,10 +103,10 @@ class Alternative:
     @property
     def error(self) -> float:
         """The number by which alternatives are compared: for lists the detectable count, otherwise
-        the standard error of a rare item or coordinate."""
+        the standard error of a rare item or coordinate; NaN if a plan predicts neither."""
         assert self.plan is not None  # only possible ones are compared
         predicted = self.plan.predicted
-        return float(predicted.get("detectable_count", predicted.get("standard_error")))
+        return float(predicted.get("detectable_count", predicted.get("standard_error", math.nan)))
 
     @property
     def bytes_per_device(self) -> int:
@@ -210,6 +211,8 @@ class Comparison:
 
     def plot(self) -> Any:
         """A picture of error against bytes; returns the matplotlib figure."""
+        if any(math.isnan(each.error) for each in self.possible):
+            raise SfumatoError(f"plans of {self.study.question} predict no error to draw")
         figure = pictures.figure(7.5, 4.5)
         axes = figure.add_subplot()
         for each in self.possible:

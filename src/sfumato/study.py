@@ -532,6 +532,7 @@ class Study:
             f"together; got {', '.join(f'{share:g}' for share in shares)} for "
             f"{len(names)} segments",
             StudyError,
+            hint="leave out segment_shares, or give one for each of the segments",
         )
 
     def _check_preset(self) -> None:

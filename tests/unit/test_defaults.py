@@ -19,6 +19,7 @@ from sfumato.sketch.words import BYTES, codes_of, words_of
 from sfumato.study import LARGEST_COHORT, PRESETS, QUESTIONS, TRUSTS, Study, Trust
 
 ITEMS = [f"tree {k}" for k in range(50)]
+OWN_ADVICE = ("masked", "algorithm", "segment_shares")  # errors that do not say to leave it out
 PAIRS = [
     (question, trust)
     for question, facts in QUESTIONS.items()
@@ -32,6 +33,8 @@ def other(key: str) -> Any:
     """A value of a key that is not its default."""
     if key == "preset":
         return next(iter(PRESETS))
+    if key in ("segments", "segment_shares"):
+        return {"segments": ("a", "b"), "segment_shares": (0.5,)}[key]
     hint, default = get_type_hints(Study)[key], Study.__dataclass_fields__[key].default
     options = get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
     for option in options:
@@ -41,6 +44,8 @@ def other(key: str) -> Any:
             return not default
         if option in (int, float, str):
             return {int: 2, float: 0.5, str: "abc"}[option]
+        if get_origin(option) is tuple:
+            return (0.4, 0.6) if float in get_args(option) else ("abc", "def")
     raise AssertionError(f"no value is known for {key}: {hint}")
 
 
@@ -68,7 +73,7 @@ def test_a_key_without_effect_is_refused_by_name(question: str, trust: Trust) ->
         with pytest.raises(StudyError, match=key) as caught:
             plan(study(question, trust, **{key: other(key)}), items=listed(question))
         hint = caught.value.hint
-        assert "leave" in (hint or str(caught.value)) or key in ("masked", "algorithm")
+        assert "leave" in (hint or str(caught.value)) or key in OWN_ADVICE
 
 
 @pytest.mark.parametrize(

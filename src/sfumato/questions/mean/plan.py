@@ -174,9 +174,10 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     adapts = compression in ("adapt_norm", "adapt_tail")
     if study.epsilon is None and adapts:
         compression = "none" if limit is None else "fixed"
-        warnings.append(
-            f'compression is "{compression}": it adapts to the noise, and there is none'
-        )
+        if study.compression is not None:  # otherwise nobody asked for it
+            warnings.append(
+                f'compression is "{compression}": it adapts to the noise, and there is none'
+            )
     whole = MeanDesign(
         compression="none",
         dimensions=study.dimensions,
