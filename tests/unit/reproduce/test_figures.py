@@ -28,7 +28,14 @@ TRAINED = tuple(name for name in NAMES if name.startswith(("002", "003")))
 FIELDS = {"figure", "panel", "data", "series", "x_name", "x", "y_name", "y", "y_low", "y_high"}
 FIELDS |= {"y_stderr", "repeats", "seeds"}
 # Descriptions of data without a data file.
-STAND_INS = ("law ", "made-up ", "three centres", "as in the paper", "printed in the paper")
+STAND_INS = (
+    "law ",
+    "made-up ",
+    "three centres",
+    "as in the paper",
+    "printed in the paper",
+    "any data",
+)
 PANELS = {
     "000-fig1": 9,
     "000-fig2": 3,

@@ -94,7 +94,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **design.traffic(estimates.width),
         **_bounds(study, design),
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
-        **_server_cost(design),
+        **_server_cost(design, estimates.width),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
         if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
@@ -139,8 +139,10 @@ def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
     return {"most_bytes_per_device": most, "minimax_width": minimax_width(study)}
 
 
-def _server_cost(design: FrequencyDesign) -> dict[str, float | int]:
-    tasks: list[tuple[Task, int]] = [(design.tasks()[0], design.devices - design.pilot_devices)]
+def _server_cost(design: FrequencyDesign, width: int) -> dict[str, float | int]:
+    tasks: list[tuple[Task, int]] = [
+        (design.tasks(width)[0], design.devices - design.pilot_devices)
+    ]
     if design.pilot_devices:
         tasks.append((design.pilot(), design.pilot_devices))
     tables = design.rounds if design.every_round and design.mode != "shared" else 1

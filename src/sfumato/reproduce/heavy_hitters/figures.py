@@ -190,9 +190,11 @@ def table_1(size: Size) -> Experiment:
 
     heads = {"a": ("rounds", f"threshold {TABLE_THRESHOLD:g}")}
     heads["b"] = ("threshold", f"{TABLE_ROUNDS} rounds")
-    text = f"{TABLE_DEVICES:,} devices in each round, one item each; failure {FAILURE:g}"
+    text = (
+        f"any data of {TABLE_DEVICES:,} devices in each round, one item each; failure {FAILURE:g}"
+    )
     return Experiment(
-        heading="Paper 001, table 1: what a device sends for a list, and for the counts",
+        heading="Paper 001, table 1: what a device sends for a list, and for counts, of any data",
         jobs=repeat([*(("a", x) for x in size.along), *(("b", x) for x in _THRESHOLDS)], 1),
         stage=lambda workload: f"{heads[workload[0]][0]}: {workload[1]:,g}",
         run=run,
