@@ -60,7 +60,7 @@ def test_wide_records_take_longer_than_short_ones() -> None:
     assert wide > short + 0.1  # seconds
     more_items = seconds("frequencies", "local", algorithm="count_mean", devices=100, items=2_000)
     assert more_items > sketch[100]
-    keys = {"algorithm": "hadamard", "devices": 100, "rows": 1_024}
+    keys: dict[str, Any] = {"algorithm": "hadamard", "devices": 100, "rows": 1_024}
     narrow, wide = (
         seconds("frequencies", "local", **keys, width=width) for width in (1_024, 32_768)
     )
