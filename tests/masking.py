@@ -89,7 +89,7 @@ class Masking:
         for _ in range(1_000):
             if not self.worker.step():
                 return
-        raise AssertionError("the worker finds work for ever")
+        raise AssertionError("the worker finds work forever")
 
     def wait_out(self) -> None:
         """Let the phase's time pass."""

@@ -351,7 +351,7 @@ def test_a_collector_without_progress_in_a_phase_is_left_for_later(stage: Maskin
 
         def at_once(method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
             paths.append(path)
-            assert len(paths) < 50, "it asks for ever"
+            assert len(paths) < 50, "it asks forever"
             return send(method, path.replace("wait=15", "wait=0"), body, headers)
 
         outcome = drive(clients[0], at_once, lambda: 0.0, timeout_seconds=0.0, pause=lambda _: None)

@@ -70,7 +70,7 @@ def finish(store: Store, clock: Clock) -> None:
     for _ in range(200):
         if not worker(store, clock).step():
             return
-    raise AssertionError("the worker finds work for ever")
+    raise AssertionError("the worker finds work forever")
 
 
 def released(store: Store, study: StudyRow) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def check_detection(search: Any, records: int) -> None:
         assert false <= stats.binom.isf(0.001, runs, 0.05)
 
 
+@pytest.mark.slow
 def test_short_words_are_listed_as_often_as_predicted() -> None:
     """Words whose chance is a half, and the detectable count. A prediction that is exact fails with
     a probability of 0.2% (240 trials with a deviation of 3.2 points); one that is wrong by 20

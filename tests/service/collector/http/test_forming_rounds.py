@@ -261,7 +261,7 @@ def test_a_refused_message_is_not_kept(stage: Masking, tmp_path: Path) -> None:
 
 def test_a_round_whose_rows_do_not_agree_is_aborted(stage: Masking, tmp_path: Path) -> None:
     """A table is marked as added, but the sum does not have it. To build the round from rows again
-    would not help, and a worker must not try for ever."""
+    would not help, and a worker must not try forever."""
     study = stage.create(COUNT)
     with devices(stage, COUNT) as them, Http(stage.collector.address) as send:
         clients = parts(them, stage.clock)

@@ -93,7 +93,7 @@ def work(store: Store) -> None:
     for _ in range(200):
         if not Worker(store, key=KEY, now=CLOCK, log=lambda event, **fields: None).step():
             return
-    raise AssertionError("the worker finds work for ever")
+    raise AssertionError("the worker finds work forever")
 
 
 def close_and_release(store: Store, study_id: str) -> dict[str, float]:
