@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from sfumato.flow.word_discovery import PASSES, FragmentPuzzle, PrefixExtension
 from sfumato.privacy import Randomizer, debias
 from sfumato.sketch.absent import coin_limit
 
+F64 = npt.NDArray[np.float64]
+Limits: TypeAlias = tuple[F64, F64]
 Search: TypeAlias = FragmentPuzzle | PrefixExtension
 
 DETECTABLE = 0.95  # a detectable word is listed with this probability
-_FAR = 6.0  # deviations beyond which chances are nothing
-_PLACES = 16  # places per deviation at which a chance is computed
+_FAR = 5.0  # deviations beyond which chances are nothing
+_PLACES = 8  # places per deviation at which a chance is computed
+_SIZES = 9  # numbers of records of a stage, between which limits are interpolated
+_NORMAL = np.array([NormalDist().inv_cdf((k + 0.5) / 8) for k in range(8)])  # in equal shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +60,16 @@ class Stage:
         gain = (1 - self.oracle.collision) / self.oracle.reach
         return (self.limit(mine) - mine * self.oracle.support) / gain
 
-    def cases(self, records: float) -> list[tuple[float, int, int]]:
-        """Numbers of records that the stage may get, how likely each is, and how many of them must
-        support a word."""
+    def limits(self, records: float) -> Limits:
+        """Numbers of records that the stage may get, and how many of them must support a word."""
         mean = self.share * records
-        step = math.sqrt(3 * mean * max(1 - self.share, 0.0))
-        places = ((1 / 6, mean - step), (2 / 3, mean), (1 / 6, mean + step))
-        sizes = [(weight, max(round(place), 1)) for weight, place in places]
-        return [(weight, size, math.floor(self.limit(size)) + 1) for weight, size in sizes]
+        spread = _FAR * math.sqrt(mean * max(1 - self.share, 0.0))
+        sizes = np.linspace(max(mean - spread, 1.0), mean + spread, _SIZES)
+        return sizes, np.array([self.limit(round(size)) for size in sizes.tolist()])
 
-    def chance(
-        self, count: float, records: float, cases: list[tuple[float, int, int]] | None = None
-    ) -> float:
-        """The chance that a word passes that `count` of the devices behind `records` have."""
+    def chance(self, count: float, records: float, limits: Limits | None = None) -> float:
+        """The chance that a word passes that `count` of the devices behind `records` have, if the
+        others' records are independent: no word among them fills cells of its own."""
         from scipy import special
 
         odds = self.share * self.truth
@@ -76,14 +80,15 @@ class Stage:
         log = special.gammaln(count + 1) - special.gammaln(own + 1)
         log += -special.gammaln(count - own + 1) + special.xlogy(own, odds)
         weights = np.exp(log + special.xlog1py(count - own, -odds))
-        passed = 0.0
-        for weight, size, need in self.cases(records) if cases is None else cases:
-            others = max(round(size - self.share * count), 0)
-            rest = need - own
-            reached = special.bdtrc(np.clip(rest - 1, 0, others), others, self.oracle.support)
-            reached = np.where(rest <= 0, 1.0, np.where(rest > others, 0.0, reached))
-            passed += weight * float(weights @ reached / weights.sum())
-        return min(passed, 1.0)
+        mine = own + (count - own) * self.share * (1 - self.truth) / (1 - odds)
+        rest = max(records - count, 0.0) * self.share
+        others = rest + math.sqrt(rest * max(1 - self.share, 0.0)) * _NORMAL[:, None]
+        others = np.rint(np.maximum(others, 0.0))
+        sizes, needs = self.limits(records) if limits is None else limits
+        least = np.floor(np.interp(mine + others, sizes, needs)) + 1 - own
+        reached = special.bdtrc(np.clip(least - 1, 0, others), others, self.oracle.support)
+        reached = np.where(least <= 0, 1.0, np.where(least > others, 0.0, reached))
+        return min(float(reached.mean(axis=0) @ weights / weights.sum()), 1.0)
 
 
 def stages(search: Search, answering: float = 1.0) -> list[Stage]:
@@ -102,21 +107,48 @@ def stages(search: Search, answering: float = 1.0) -> list[Stage]:
 
 def listing_chance(search: Search, count: float, records: float, answering: float = 1.0) -> float:
     """The probability that a word is listed that `count` of the devices behind `records` have."""
-    return math.prod(stage.chance(count, records) for stage in stages(search, answering))
+    tests = stages(search, answering)
+    return _all_passed(Counter(tests), dict.fromkeys(tests), count, records, answering)
 
 
 def detectable(search: Search, records: float, answering: float = 1.0) -> int:
     """The least count that is listed with a probability of 95%; more than the records if not even a
     word that all of them hold is."""
     times = Counter(reversed(stages(search, answering)))  # the hardest first
-    tests = {stage: stage.cases(records) for stage in times}
+    limits = {stage: stage.limits(records) for stage in times}
 
     def is_found(count: int) -> bool:
-        left = 1.0
-        for stage, cases in tests.items():
-            left *= stage.chance(count, records, cases) ** times[stage]
-            if left < DETECTABLE:
-                return False
-        return True
+        return _all_passed(times, limits, count, records, answering, DETECTABLE) >= DETECTABLE
 
     return bisect_left(range(math.ceil(records) + 1), True, key=is_found)
+
+
+def _all_passed(
+    times: Counter[Stage],
+    limits: Mapping[Stage, Limits | None],
+    count: float,
+    records: float,
+    answering: float,
+    least: float = 0.0,
+) -> float:
+    """The chance that a word passes all stages, or anything below `least` if it is below.
+
+    A device that reports to one stage reports to no other that shares the devices with it. So the
+    numbers of a word's devices vary less in sum than if they were independent, which lowers the
+    product of the chances p by exp(−count/2·((Σ log p′)² − Σ (log p′)²)), to second order.
+    """
+    chances = {}
+    for stage in times:
+        chances[stage] = stage.chance(count, records, limits[stage])
+        passed = math.prod(chance ** times[each] for each, chance in chances.items())
+        if passed <= least:
+            return passed
+    more = count + max(1.0, round(math.sqrt(count)))
+    slopes = [
+        math.log(stage.chance(more, records, limits[stage]) / chance) / (more - count)
+        for stage, chance in chances.items()
+        if stage.share < answering
+        for _ in range(times[stage])
+    ]
+    together = sum(slopes) ** 2 - sum(slope**2 for slope in slopes)
+    return passed * math.exp(-count / 2 * together)
