@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from bisect import bisect_left
 from pathlib import Path
@@ -24,6 +25,7 @@ from sfumato.questions.new_words.detection import Stage, detectable, listing_cha
 from sfumato.sketch.words import BYTES, LATIN
 
 STUDY: dict[str, Any] = {"question": "new_words", "trust": "local", "epsilon": 8.0}
+MEASURED = [(500, 8.0), (6_000, 4.0), (30_000, 8.0), (300_000, 8.0)]
 SIZES = [(n, e) for n in (500, 1_500, 6_000, 30_000, 300_000) for e in (2.0, 4.0, 8.0)]
 TRIALS = 240
 POINTS = 0.10  # largest error of a prediction
@@ -33,79 +35,113 @@ def letters(count: int, rng: np.random.Generator, length: int = 8) -> list[str]:
     return ["".join(row) for row in np.array(list(LATIN))[rng.integers(0, 26, (count, length))]]
 
 
-def measured(search: Any, count: int, records: int) -> tuple[float, int, int]:
-    """The share of words that are listed of those that `count` devices have; the number of runs;
-    and of those with a false word. Half of the other devices share a word, the rest have none."""
-    rng = np.random.default_rng([SEED, records])
-    each = max(1, min(5, int(0.6 * records / count)))
-    runs, hits, false = math.ceil(TRIALS / each), 0, 0
-    for run in range(runs):
-        words = letters(each, rng, min(8, search.length))
-        rest = records - each * count
-        seeded: Any = with_seed(search, SEED + run)
-        rows = [np.repeat(seeded.codes(words)[0], count, axis=0)]
-        rows.append(np.repeat(seeded.codes(["zzz"])[0], rest // 2, axis=0))
-        rows.append(np.zeros((rest - rest // 2, search.length), dtype=np.uint16))
-        tallies = seeded.tallies()
-        seeded.fold(seeded.randomize(np.concatenate(rows), rng=SeededRng(SEED, run)), tallies)
-        listed = set(seeded.find(tallies).words.to_pylist())
-        hits += len(listed & set(words))
-        false += bool(listed - {*words, "zzz"})
-    return hits / (each * runs), runs, false
-
-
-def check_detection(search: Any, records: int) -> None:
-    half = bisect_left(
-        range(records + 1), True, key=lambda c: listing_chance(search, c, records) >= 0.5
+def count_of(search: Any, records: int, chance: float) -> int:
+    """The least count that is predicted to be listed with this chance."""
+    return bisect_left(
+        range(records + 1), True, key=lambda c: listing_chance(search, c, records) >= chance
     )
-    for count in (half, detectable(search, records)):
-        share, runs, false = measured(search, count, records)
-        assert abs(share - listing_chance(search, count, records)) <= POINTS
-        assert false <= stats.binom.isf(0.001, runs, 0.05)
 
 
-@pytest.mark.slow
-def test_short_words_are_listed_as_often_as_predicted() -> None:
-    """Words whose chance is a half, and the detectable count. A prediction that is exact fails with
-    a probability of 0.2% (240 trials with a deviation of 3.2 points); one that is wrong by 20
-    points passes as seldom. False words are within their level of 5% at a risk of 0.1%."""
-    oracle = HashedResponse(epsilon=8.0, rows=1_024, width=700, seed=1)
-    search = PrefixExtension(prefix=oracle, lengths=(2, 3, 4), width=64)
-    check_detection(search, 500)
-    half = bisect_left(range(501), True, key=lambda c: listing_chance(search, c, 500) >= 0.5)
-    control = measured(search, round(0.7 * half), 500)[0]  # rarer words are listed less often
-    assert abs(control - listing_chance(search, half, 500)) > POINTS
+def simulated(search: Any, count: int, records: int, runs: int = 4_000) -> float:
+    """The share of runs in which a word passes every stage, if each record supports it by itself:
+    the devices choose among the stages, and a binomial number of them supports the word."""
+    rng = np.random.default_rng([SEED, records, count])
+    tests = stages(search)
+    even = np.full(len(tests), 1 / len(tests))
+    own, others = (rng.multinomial(size, even, runs) for size in (count, records - count))
+    passed = np.ones(runs, dtype=np.bool_)
+    for stage, mine, rest in zip(tests, own.T, others.T, strict=True):
+        total, place = np.unique(mine + rest, return_inverse=True)
+        need = np.array([math.floor(stage.limit(int(size))) + 1 for size in total])
+        support = rng.binomial(mine, stage.truth) + rng.binomial(rest, stage.oracle.support)
+        passed &= support >= need[place]
+    return float(passed.mean())
+
+
+@pytest.mark.parametrize("size", [(500, 2.0), (500, 8.0), (6_000, 8.0)], ids=str)
+def test_predictions_are_those_of_the_coins(size: tuple[int, float]) -> None:
+    """4,000 runs have a deviation of 0.8 points at most, and the prediction an error of 2.4 points:
+    a false alarm of 1e-3 needs 5 points. One that is wrong by 8 points passes as seldom."""
+    records, epsilon = size
+    search = word_plan.prefix_search(epsilon, records=records)
+    for count in (count_of(search, records, 0.5), detectable(search, records)):
+        chance = listing_chance(search, count, records)
+        assert abs(simulated(search, count, records) - chance) <= 0.05
+    fewer = simulated(search, round(0.8 * count), records)
+    assert abs(fewer - chance) > 0.05  # the control
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_words_are_listed_as_often_as_predicted(size: tuple[int, float]) -> None:
-    """As above, at every size."""
+def test_predictions_are_those_of_the_coins_at_every_size(size: tuple[int, float]) -> None:
+    test_predictions_are_those_of_the_coins(size)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The measurement of the benchmark, which is not part of the package."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
+    return importlib.import_module("benchmarks.accuracy.words").listed
+
+
+def check_detection(listed: Any, search: Any, records: int) -> None:
+    """240 words with a predicted chance of a half, and 240 of the detectable count. If predictions
+    are exact, this fails with a probability of 0.2% (a deviation of 3.2 points); a prediction that
+    is wrong by 20 points passes as seldom. False words are within their level of 5% at a risk of
+    0.1%."""
+    counts = [count_of(search, records, 0.5), detectable(search, records)]
+    shares, false = listed(search, counts, records, trials=TRIALS, first=SEED)
+    for count, share in zip(counts, shares.mean(axis=1), strict=True):
+        assert abs(share - listing_chance(search, count, records)) <= POINTS
+    assert sum(false) <= stats.binom.isf(0.001, len(false), 0.05)
+
+
+@pytest.mark.slow
+def test_short_words_are_listed_as_often_as_predicted(listed: Any) -> None:
+    oracle = HashedResponse(epsilon=8.0, rows=1_024, width=700, seed=1)
+    search = PrefixExtension(prefix=oracle, lengths=(2, 3, 4), width=64)
+    check_detection(listed, search, 500)
+    half = count_of(search, 500, 0.5)
+    shares, _ = listed(search, [round(0.7 * half)], 500, trials=TRIALS, first=SEED)
+    assert shares.mean() < listing_chance(search, half, 500) - POINTS  # the control
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", MEASURED, ids=str)
+def test_words_are_listed_as_often_as_predicted(listed: Any, size: tuple[int, float]) -> None:
+    """The other sizes are measured by the benchmark `words`."""
     records, epsilon = size
-    check_detection(word_plan.prefix_search(epsilon, records=records), records)
+    check_detection(listed, word_plan.prefix_search(epsilon, records=records), records)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(1_500, 8.0), (30_000, 4.0)], ids=str)
-def test_words_of_any_script_are_listed_as_often_as_predicted(size: tuple[int, float]) -> None:
+def test_words_of_any_script_are_listed_as_often_as_predicted(
+    listed: Any, size: tuple[int, float]
+) -> None:
     records, epsilon = size
     search = word_plan.prefix_search(epsilon, alphabet=BYTES, length=12, records=records)
-    check_detection(search, records)
+    check_detection(listed, search, records)
 
 
-def test_a_stage_has_the_chance_of_two_binomials() -> None:
+def test_a_stage_has_the_chance_of_its_binomials() -> None:
     oracle = HashedResponse(epsilon=3.0, rows=64, width=12, seed=1)
     stage = Stage(oracle=oracle, share=0.25, rate=0.01)
     count, records = 40, 400
-    need = math.floor(stage.limit(100)) + 1
-    own = stats.binom.pmf(np.arange(count + 1), count, 0.25 * oracle.truth)
-    others = stats.binom.sf(need - 1 - np.arange(count + 1), 90, oracle.support)
+    sizes = np.arange(records + 1)
+    need = np.array([math.floor(stage.limit(int(size))) + 1 for size in sizes])
+    exact = 0.0
+    mine = stats.binom.pmf(np.arange(count + 1), count, 0.25)
+    rest = stats.binom.pmf(np.arange(records - count + 1), records - count, 0.25)
+    for own in np.flatnonzero(mine > 1e-9):
+        support = stats.binom.pmf(np.arange(own + 1), own, oracle.truth)
+        for others in np.flatnonzero(rest > 1e-9):
+            least = need[own + others] - np.arange(own + 1)
+            passed = float(support @ stats.binom.sf(least - 1, others, oracle.support))
+            exact += mine[own] * rest[others] * passed
     assert stage.truth == pytest.approx(oracle.truth)
-    chance = stage.chance(count, records, [(1.0, 100, need)])
-    assert chance == pytest.approx(float(own @ others), rel=1e-6)
-    assert stage.chance(count, records) == pytest.approx(chance, abs=0.1)
-    assert sum(weight for weight, _, _ in stage.cases(records)) == pytest.approx(1.0)
-    assert stats.binom.sf(need - 1, 100, oracle.support) <= 0.01
+    assert stage.chance(count, records) == pytest.approx(exact, abs=0.02)
+    assert stats.binom.sf(need[100] - 1, 100, oracle.support) <= 0.01
     sketch = CountMeanSketch(epsilon=3.0, rows=64, width=12, seed=1)
     assert Stage(oracle=sketch, share=1.0, rate=0.01).truth == pytest.approx(sketch.rates[0])
 
@@ -146,9 +182,9 @@ def test_prefixes_find_rarer_words_than_the_puzzle(devices: int, epsilon: float)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [6_000, 100_000])
-def test_the_puzzle_lists_words_as_often_as_predicted(devices: int) -> None:
+def test_the_puzzle_lists_words_as_often_as_predicted(listed: Any, devices: int) -> None:
     """As for prefixes; see there."""
-    check_detection(word_plan.puzzle(8.0), devices)
+    check_detection(listed, word_plan.puzzle(8.0), devices)
 
 
 def test_a_fleet_that_is_too_small_is_told_so_and_how_many_are_enough() -> None:

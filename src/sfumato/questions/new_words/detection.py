@@ -83,7 +83,7 @@ class Stage:
         mine = own + (count - own) * self.share * (1 - self.truth) / (1 - odds)
         rest = max(records - count, 0.0) * self.share
         others = rest + math.sqrt(rest * max(1 - self.share, 0.0)) * _NORMAL[:, None]
-        others = np.rint(np.maximum(others, 0.0))
+        others = np.rint(np.maximum(others, 0.0)).astype(np.int64)
         sizes, needs = self.limits(records) if limits is None else limits
         least = np.floor(np.interp(mine + others, sizes, needs)) + 1 - own
         reached = special.bdtrc(np.clip(least - 1, 0, others), others, self.oracle.support)
