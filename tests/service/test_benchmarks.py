@@ -33,13 +33,24 @@ NAMES = (
     "secure",
     "plans",
     "targets",
+    "words",
 )
 
 
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets")
+LONG = (
+    "simulate",
+    "clients",
+    "dense",
+    "refined",
+    "coverage",
+    "secure",
+    "plans",
+    "targets",
+    "words",
+)
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}

@@ -270,3 +270,23 @@ def test_every_user_gives_one_of_their_words_in_one_round(
     counts = refined.sentiment_counts(np.random.default_rng(1))
     assert counts.sum(axis=1).tolist() == [4] * 10
     assert counts.sum(axis=0).reshape(40, 2).sum(axis=1).tolist() == [1] * 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaints"),
+    [
+        ({}, 0),
+        ({"measured": [0.61, 0.95]}, 1),
+        ({"measured": [0.39, 0.84]}, 2),
+        ({"false_runs": 9}, 0),
+        ({"false_runs": 15}, 1),
+    ],
+)
+def test_words_that_are_not_listed_as_predicted_are_reported(
+    load: Any, changes: dict[str, Any], complaints: int
+) -> None:
+    right = {
+        "case": "500/8/spread", "counts": [34, 53], "predicted": [0.5, 0.95],
+        "measured": [0.45, 0.9], "false_runs": 5, "repetitions": 100,
+    }  # fmt: skip
+    assert len(load("accuracy.words").missed([right | changes])) == complaints
