@@ -13,8 +13,6 @@ from checks import SEED
 from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
-    CELLS_PER_ITEM,
-    SURE_FROM,
     PowerLaw,
     Spread,
     failure,
@@ -212,7 +210,7 @@ def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> Non
 
 
 def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> None:
-    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1}
+    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1, "risk": 0.05}
     spread = largest_spread(0.005, items=5_000, risk=0.1)
     assert spread is not None
     most = math.ceil(width_for_any(spread, **sizes))
@@ -221,21 +219,19 @@ def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> Non
         assert width <= most
 
         def predict(width: int, law: Any = law) -> Spread:
-            return predicted_spread(law, rows=13, width=width, noise=0.0005, peeled_from=SURE_FROM)
+            return predicted_spread(law, rows=13, width=width, noise=0.0005, risk=0.05)
 
-        predicted = predict(width)
-        assert predicted.total <= spread
-        least = width - round(CELLS_PER_ITEM * predicted.fitted / 13)
-        assert predict(int(0.98 * least) - 2).total > spread
+        assert predict(width).total <= spread
+        assert predict(int(0.98 * width) - 2).total > spread
 
 
 def test_a_failure_is_a_sum_over_items_and_sampling_counts() -> None:
     alone = failure(0.001, 0.005, items=1_000)
-    assert math.isclose(alone, 1_000 * 2 * stats.norm.sf(0.005 / 0.0011), rel_tol=1e-12)
+    assert math.isclose(alone, 1_000 * 2 * stats.norm.sf(5), rel_tol=1e-12)
     common = failure(0.001, 0.005, items=1_000, sampling=np.array([0.002]))
     assert math.isclose(
         common - alone,
-        2 * (stats.norm.sf(0.005 / math.hypot(0.0011, 0.002)) - stats.norm.sf(0.005 / 0.0011)),
+        2 * (stats.norm.sf(0.005 / math.hypot(0.001, 0.002)) - stats.norm.sf(5)),
         rel_tol=1e-9,
     )
     spread = largest_spread(0.005, items=1_000, risk=0.1)

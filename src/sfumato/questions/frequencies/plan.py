@@ -405,7 +405,8 @@ def minimax_width(study: Study) -> int:
 def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[int, int]:
     """The widths with which the target error is met for the reference law, and for any data."""
     assert study.target_error is not None  # callers have checked
-    spread = sizing.largest_spread(study.target_error, items=items, risk=_risk(study))
+    risk = _risk(study) / 2  # of errors, and of items that are not taken out
+    spread = sizing.largest_spread(study.target_error, items=items, risk=risk)
     assert spread is not None  # nothing is sampled here
     tables = _noised_tables(study)
     each = noise_for(study, _norms(study, rows)).stddev(max(devices // tables, 1))
@@ -414,6 +415,7 @@ def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[i
         "noise": math.sqrt(tables) * each / devices,
         "rounds": study.round_count,
         "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
+        "risk": risk,
     }
     widest = min(sizing.width_for_any(spread, **sizes), minimax_width(study))
     widest = max(math.ceil(widest), SMALLEST_WIDTH)
