@@ -244,18 +244,21 @@ def width_for_any(
 ) -> float:
     """The width with which estimates have at most this standard deviation, whatever the data.
 
-    Shares sum to one. So the squares of those that stay in the tables have at most the mean x·Φ(c −
-    x) and the variance x³·Φ(c − x)·Φ(x − c) of shares of x standard deviations each, with the worst
-    x for either, where items are taken out from c standard deviations.
+    Shares sum to one, so of the squares that stay in the tables, the mean and the variance are
+    averages, over the mass at each size, of those of shares of one size of x standard deviations
+    only: x·Φ(c − x) and x³·Φ(c − x)·Φ(x − c), where items are taken out from c standard deviations.
+    The worst quantile, mean + z·√variance, is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
     """
     from scipy import special  # slow to import
 
     peeled_from = _peeled_from(rounds)
-    sizes = np.linspace(0.0, peeled_from + 4, 2_000)
-    stays = special.ndtr(peeled_from - sizes)
-    mean = spread * float(np.max(sizes * stays))
-    variance = spread**3 * float(np.max(sizes**3 * stays * (1 - stays)))
-    worst = mean - float(special.ndtri(risk)) * math.sqrt(variance)
+    sizes = np.linspace(0.01, peeled_from + 4, 1_000)
+    stays, half = special.ndtr(peeled_from - sizes), -float(special.ndtri(risk)) / 2
+    mean = spread * sizes * stays
+    variance = spread**3 * sizes**3 * stays * (1 - stays)
+    roots = np.sqrt(variance[variance > 0])
+    tangents = mean + half * variance / roots[:, None]
+    worst = float(np.min(tangents.max(axis=1) + half * roots))
     left = spread**2 - noise**2 / rows
     return worst / (rows * gain * left) if left > 0 else math.inf
 

@@ -30,6 +30,7 @@ from sfumato.questions.frequencies.plan import (
     READINGS,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
+    reference_law,
     round_warnings,
     secure_of,
 )
@@ -318,8 +319,7 @@ def _predict_level(
     if isinstance(sketch, OneHot):
         return noise_level(mechanism, answering, rate)
     deviations = -_STANDARD.inv_cdf(rate)
-    law = np.arange(1, min(answering, 1 << 20) + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
-    squares = (answering * law / law.sum()) ** 2
+    squares = (answering * reference_law(min(answering, 1 << 20))) ** 2
     left = np.cumsum(squares[::-1])[::-1]  # the rest after peeling all before
     most = min(
         sketch.rows * sketch.width // 2, squares.size - 1
