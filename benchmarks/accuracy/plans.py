@@ -149,9 +149,11 @@ class Errors:
         self.weights.append(float(errors.size))
 
     def add_upper_half(self, errors: F64) -> None:
-        """Only overestimates, for a symmetric law: an estimate without error counts half."""
+        """Only overestimates, which are half of all errors in a symmetric law; those of items that
+        are not listed are underestimates. Of samples of a few devices, which are skewed, this is 5%
+        too much."""
         self.sums.append(float(np.sum(errors[errors > 0] ** 2)))
-        self.weights.append(np.sum(errors > 0) + np.sum(errors == 0) / 2)
+        self.weights.append(errors.size / 2)
 
     def summary(self) -> dict[str, Any] | None:
         """The root mean square error, with a 95% interval over runs."""
