@@ -142,12 +142,13 @@ def predicted_spread(
     rounds that are alike, otherwise 1.
 
     With the items of a set T left in the tables, a mean of `rows` readings has the variance
-    (Σ over T of shares²/(width·gain) + noise²)/rows. An item stays with the probability that its
-    reading is below `PEELED_FROM` standard deviations, independently of the others, and every item
-    taken out makes the next ones stand out more: the fixed point is reached from above, as by the
-    decoder. Of a few items too many may stay by chance, so the sum over T is taken at its normal
-    quantile 1 − `risk`. Fitted items absorb a share of the tables, so that their own errors are
-    larger by that share.
+    (Σ over T of shares²/(width·gain) + noise²)/rows. Items that are taken out are fitted to the
+    cells by least squares: that divides the variance by 1 − fitted/cells, for them and, relative to
+    what is left of their shares, for others. An item stays with the probability that its reading is
+    below `PEELED_FROM` standard deviations, independently of the others, and every item taken out
+    makes the next ones stand out more: the fixed point is reached from above, as by the decoder. Of
+    a few items too many may stay by chance, so the sum over T is taken at its normal quantile 1 −
+    `risk`.
     """
     from scipy import special  # slow to import
 
@@ -160,7 +161,7 @@ def predicted_spread(
     beyond = float(squares[most:].sum())
     left, fitted = float(squares.sum()), 0.0
     for _ in range(_STEPS):
-        spread = math.sqrt(left / cells + noisy)
+        spread = math.sqrt((left / cells + noisy) * _inflation(fitted, rows * width))
         if spread == 0:
             break
         stays = special.ndtr(peeled_from - ranked[:most] / spread)
@@ -169,12 +170,17 @@ def predicted_spread(
         before, left = left, min(left, float(squares[:most] @ stays) + chance + beyond)
         if before - left <= _FIT * before:
             break
-    inflation = 1 / (1 - min(fitted / (rows * width), 0.5))
+    inflation = math.sqrt(_inflation(fitted, rows * width))
     return Spread(
         collisions=inflation * math.sqrt(left / cells),
         noise=inflation * math.sqrt(noisy),
         fitted=fitted,
     )
+
+
+def _inflation(fitted: float, cells: float) -> float:
+    """How many times the variance of a reading is, if so many items are fitted to the cells."""
+    return 1 / (1 - min(fitted / cells, 0.5))
 
 
 def failure(spread: float, target: float, *, items: int, sampling: F64 | None = None) -> float:
@@ -247,14 +253,15 @@ def width_for_any(
     Shares sum to one, so of the squares that stay in the tables, the mean and the variance are
     averages, over the mass at each size, of those of shares of one size of x standard deviations
     only: x·Φ(c − x) and x³·Φ(c − x)·Φ(x − c), where items are taken out from c standard deviations.
-    The worst quantile, mean + z·√variance, is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
+    So is the number of items that are fitted, Φ(x − c)/x. The worst quantile, mean + z·√variance,
+    is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
     """
     from scipy import special  # slow to import
 
     peeled_from = _peeled_from(rounds)
     sizes = np.linspace(0.01, peeled_from + 4, 1_000)
     stays, half = special.ndtr(peeled_from - sizes), -float(special.ndtri(risk)) / 2
-    mean = spread * sizes * stays
+    mean = spread * (sizes * stays + (1 - stays) / sizes)  # with the cells that fitting takes
     variance = spread**3 * sizes**3 * stays * (1 - stays)
     roots = np.sqrt(variance[variance > 0])
     tangents = mean + half * variance / roots[:, None]
