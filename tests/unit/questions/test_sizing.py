@@ -197,6 +197,56 @@ def test_the_predicted_spread_is_that_of_placebos(alpha: float, width: int) -> N
     assert math.sqrt(float(np.mean(medians))) / devices > 1.6 * predicted.total
 
 
+def test_fitted_items_have_the_predicted_error_of_least_squares() -> None:
+    """140 items of falling counts in 390 cells, and noise: their error is 1.25 times that of a mean
+    of 13 readings. 840 errors vary by 2.4%, so 10% is four deviations. Without the cells of fitted
+    items the prediction would be 20% too small, and 1/(1 − fitted/cells) 25% too large."""
+    rows, width, items, noise = 13, 30, 140, 100.0
+    counts = np.rint(1e6 * 0.945 ** np.arange(items)).astype(np.int64)
+    chance = np.random.default_rng(SEED)
+    errors = []
+    for seed in range(6):
+        sketch = CountSketch(rows=rows, width=width, seed=seed)
+        table = sketch.encode(np.arange(items), counts)
+        table = table + np.rint(chance.normal(0, noise, table.shape)).astype(np.int64)
+        rounds = DecodedRounds.of([(sketch, table)])
+        errors.append(refine(rounds, hashing.fingerprint(np.arange(items), seed)).counts - counts)
+    shares, devices = counts / counts.sum(), counts.sum()
+    predicted = predicted_spread(shares, rows=rows, width=width, noise=noise / devices)
+    assert predicted.fitted == pytest.approx(items, rel=1e-3)
+    assert predicted.total * devices == pytest.approx(
+        noise / math.sqrt(rows) / math.sqrt(1 - 140 / 390), rel=1e-3
+    )
+    assert float(np.sqrt(np.mean(np.square(errors)))) == pytest.approx(
+        predicted.total * devices, rel=0.1
+    )
+
+
+@pytest.mark.slow
+def test_of_a_few_items_too_many_may_stay_by_chance() -> None:
+    """20 items of 5%, and 980 of nothing: only whether all are taken out matters. Tables of the
+    width for a risk of 5% are read within the target, those of the width for the mean (a risk of
+    half) often not. Of 60, 12 failures or more have a chance of 1e-4 at 5%, and fewer one of 1e-6
+    at half."""
+    law = np.r_[np.full(20, 0.05), np.zeros(980)]
+    spread = largest_spread(0.005, items=1_000, risk=0.05)
+    assert spread is not None
+    sizes: Any = {"rows": 13, "noise": 0.0, "rounds": 1, "gain": 1, "most": 200}
+    counts, points = np.rint(200_000 * law).astype(np.int64), np.arange(1_000)
+
+    def failures(width: int) -> int:
+        missed = 0
+        for seed in range(60):
+            sketch = CountSketch(rows=13, width=width, seed=seed)
+            rounds = DecodedRounds.of([(sketch, sketch.encode(points, counts))])
+            read = refine(rounds, hashing.fingerprint(points, seed)).counts
+            missed += bool(np.abs(read - counts).max() > 0.005 * 200_000)
+        return missed
+
+    assert failures(width_for(law, spread, **sizes, risk=0.05)) < 12
+    assert failures(width_for(law, spread, **sizes, risk=0.5)) >= 12
+
+
 def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> None:
     """Hardly an item is peeled where none stands out: 1 in 10,000."""
     shares = np.full(1_000, 0.001)
