@@ -406,7 +406,7 @@ def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
     assert prediction["detectable"] == words.detectable(DEVICES)
     assert prediction["standard_error"] == words.standard_error[0] == 9.0
     assert prediction["assumes"] == "nothing about the data"
-    fewer = predict(design, answering=DEVICES * 4 // 5)  # which holders answer is chance, too
+    fewer = predict(design, answering=DEVICES * 4 // 5)  # holders drop out by chance
     assert fewer["detectable"] > 1.25 * prediction["detectable"]
 
 
