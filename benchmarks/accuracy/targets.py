@@ -232,6 +232,22 @@ def smallest(case: Case, design: FrequencyDesign, rows: int, *, runs: int) -> in
 
 
 def table(lines: list[Line]) -> str:
+    """One table for the laws that sizes were developed with, and one for others."""
+    parts = [
+        ("Laws that sizes were developed with", [each for each in lines if not _is_fresh(each)]),
+        (
+            "Laws written down before any of them was run",
+            [each for each in lines if _is_fresh(each)],
+        ),
+    ]
+    return "\n\n".join(f"**{title}**\n\n{_table(part)}" for title, part in parts if part)
+
+
+def _is_fresh(result: Line) -> bool:
+    return result["case"].rpartition("/")[0] in FRESH
+
+
+def _table(lines: list[Line]) -> str:
     header = [
         "law of counts", "items", "devices", "target", "met", "largest error, 50% / 90%",
         "width", "bytes", "least bytes", "with 5 rows", "times the least", "pilot's bytes",
