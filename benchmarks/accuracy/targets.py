@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet
 from scipy import stats
 
-from benchmarks.lines import Line, Settings, line, markdown
+from benchmarks.lines import ROOT, Line, Settings, line, markdown
 from sfumato import plan
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import run as run_campaign
@@ -35,6 +36,7 @@ from sfumato.questions.frequencies.plan import noise_for
 from sfumato.sketch import CountSketch
 
 NAME = "targets"
+DATA = ROOT.parent / "shared" / "data"
 RUNS = 200
 SEARCH = 60  # runs for each width that the search tries
 RISK = 0.1  # the default failure_probability
@@ -60,6 +62,35 @@ LAWS: dict[str, Callable[[F64, float], F64]] = {  # rank and target to a share, 
     ),
     "flat at the target": lambda rank, target: np.where(rank <= 1 / target, 1.0, 0.0),
 }
+FRESH: dict[str, Callable[[F64, float], F64]] = {  # written down before any of them was run
+    "i^-0.5": lambda rank, target: rank**-0.5,
+    "i^-1.3": lambda rank, target: rank**-1.3,
+    "(i + 10)^-1.2": lambda rank, target: (rank + 10) ** -1.2,
+    "0.97^i": lambda rank, target: 0.97**rank,
+    "50 alike, then 1/i": lambda rank, target: np.where(
+        rank <= 50, 0.6 / 50, 0.4 / rank / np.sum(1 / rank[50:])
+    ),
+    "400 alike": lambda rank, target: np.where(rank <= 400, 1.0, 0.0),
+    "i^-3 and i^-0.7": lambda rank, target: (
+        rank**-3 / np.sum(rank**-3) + rank**-0.7 / np.sum(rank**-0.7)
+    ),
+    "lognormal": lambda rank, target: np.exp(2.5 * stats.norm.isf((rank - 0.5) / rank.size)),
+    "words of tweets": lambda rank, target: _counted(
+        "sentiment140_user_words.parquet", "word", rank.size
+    ),
+    "venues of Gowalla": lambda rank, target: _counted(
+        "gowalla_nyc_checkins.parquet", "venue", rank.size
+    ),
+}
+FILES = ("words of tweets", "venues of Gowalla")  # laws of files in `DATA`
+
+
+def _counted(name: str, column: str, items: int) -> F64:
+    """How often each of the most common values of a column occurs, the largest first."""
+    table = pyarrow.parquet.read_table(DATA / name)
+    counts = table["count"] if "count" in table.column_names else pa.array(np.ones(len(table)))
+    totals = pa.table({"value": table[column], "count": counts}).group_by("value")
+    return np.sort(totals.aggregate([("count", "sum")])["count_sum"].to_numpy())[::-1][:items]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +108,9 @@ class Case:
 
     @property
     def counts(self) -> I64:
-        shares = LAWS[self.law](np.arange(1, self.items + 1, dtype=np.float64), self.target)
+        shares = (LAWS | FRESH)[self.law](
+            np.arange(1, self.items + 1, dtype=np.float64), self.target
+        )
         chance = np.random.default_rng(0)
         return chance.multinomial(self.devices, shares / shares.sum())
 
@@ -98,7 +131,8 @@ def cases(quick: bool = False) -> list[Case]:
     if quick:
         return [Case(law="i^-1.5", items=2_000, devices=20_000, target=0.02)]
     large = Case(law="i^-1.1", items=30_000, devices=1_000_000, target=0.004)
-    return [*(Case(law=law) for law in LAWS), large]
+    fresh = [law for law in FRESH if law not in FILES or DATA.exists()]
+    return [*(Case(law=law) for law in LAWS), large, *(Case(law=law) for law in fresh)]
 
 
 def run(settings: Settings) -> Iterator[Line]:
@@ -198,6 +232,22 @@ def smallest(case: Case, design: FrequencyDesign, rows: int, *, runs: int) -> in
 
 
 def table(lines: list[Line]) -> str:
+    """One table for the laws that sizes were developed with, and one for others."""
+    parts = [
+        ("Laws that sizes were developed with", [each for each in lines if not _is_fresh(each)]),
+        (
+            "Laws written down before any of them was run",
+            [each for each in lines if _is_fresh(each)],
+        ),
+    ]
+    return "\n\n".join(f"**{title}**\n\n{_table(part)}" for title, part in parts if part)
+
+
+def _is_fresh(result: Line) -> bool:
+    return result["case"].rpartition("/")[0] in FRESH
+
+
+def _table(lines: list[Line]) -> str:
     header = [
         "law of counts", "items", "devices", "target", "met", "largest error, 50% / 90%",
         "width", "bytes", "least bytes", "with 5 rows", "times the least", "pilot's bytes",

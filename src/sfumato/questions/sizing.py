@@ -23,9 +23,6 @@ CONSTANT = 6.0
 PAPER_CONSTANT = 2.0
 RISK = 0.1  # the paper's p: the chance that some item misses the target error
 PEELED_FROM = 4.0  # standard deviations from which the refined decoder takes an item out of tables
-SURE_FROM = 4.5  # the same for sizes: with fewer, not all items that should be taken out are
-TAIL = 1.1  # largest errors over those of normal ones; collisions have longer tails than noise
-CELLS_PER_ITEM = 2 / 3  # for every item that the decoder takes out, beside the prediction
 COMMON = 100  # of the most common items, those whose sampling matters
 SMALLEST_WIDTH = 3  # cells per row that a pilot may find sufficient
 _STEPS, _FIT = 200, 1e-4  # of the prediction
@@ -135,46 +132,55 @@ def predicted_spread(
     noise: float = 0.0,
     rounds: int = 1,
     gain: int = 1,
-    peeled_from: float = PEELED_FROM,
+    risk: float = 0.5,
 ) -> Spread:
-    """The error that the refined decoder leaves on data with these shares.
+    """The error that the refined decoder leaves on data with these shares; more, with a probability
+    of about `risk`.
 
     `noise` is the standard deviation of a cell, summed over the rounds, as a share of the devices.
     `gain` is the number of rounds over which collisions average out: `rounds` for Hybrid and Fresh
     rounds that are alike, otherwise 1.
 
     With the items of a set T left in the tables, a mean of `rows` readings has the variance
-    (Σ over T of shares²/(width·gain) + noise²)/rows. An item stays with the probability that its
-    reading is below `peeled_from` standard deviations, and every item taken out makes the next ones
-    stand out more: the fixed point is reached from above, as by the decoder. Fitted items absorb a
-    share of the tables, so that their own errors are larger by that share.
+    (Σ over T of shares²/(width·gain) + noise²)/rows. Items that are taken out are fitted to the
+    cells by least squares: that divides the variance by 1 − fitted/cells, for them and, relative to
+    what is left of their shares, for others. An item stays with the probability that its reading is
+    below `PEELED_FROM` standard deviations, independently of the others, and every item taken out
+    makes the next ones stand out more: the fixed point is reached from above, as by the decoder. Of
+    a few items too many may stay by chance, so the sum over T is taken at its normal quantile 1 −
+    `risk`.
     """
     from scipy import special  # slow to import
 
     ranked = np.sort(shares)[::-1]
     squares = ranked**2
     most = int(rows * width) // 2  # the decoder fits at most half as many items as there are cells
-    if rounds > 1:
-        peeled_from *= math.sqrt(math.pi / 2)  # rounds are peeled by medians
+    peeled_from, deviations = _peeled_from(rounds), -float(special.ndtri(risk))
     noisy = noise**2 / rows
     cells = rows * width * gain
     beyond = float(squares[most:].sum())
     left, fitted = float(squares.sum()), 0.0
     for _ in range(_STEPS):
-        spread = math.sqrt(left / cells + noisy)
+        spread = math.sqrt((left / cells + noisy) * _inflation(fitted, rows * width))
         if spread == 0:
             break
         stays = special.ndtr(peeled_from - ranked[:most] / spread)
         fitted = float(np.sum(1 - stays))
-        before, left = left, min(left, float(squares[:most] @ stays) + beyond)
+        chance = deviations * math.sqrt(float(squares[:most] ** 2 @ (stays * (1 - stays))))
+        before, left = left, min(left, float(squares[:most] @ stays) + chance + beyond)
         if before - left <= _FIT * before:
             break
-    inflation = 1 / (1 - min(fitted / (rows * width), 0.5))
+    inflation = math.sqrt(_inflation(fitted, rows * width))
     return Spread(
         collisions=inflation * math.sqrt(left / cells),
         noise=inflation * math.sqrt(noisy),
         fitted=fitted,
     )
+
+
+def _inflation(fitted: float, cells: float) -> float:
+    """How many times the variance of a reading is, if so many items are fitted to the cells."""
+    return 1 / (1 - min(fitted / cells, 0.5))
 
 
 def failure(spread: float, target: float, *, items: int, sampling: F64 | None = None) -> float:
@@ -185,9 +191,11 @@ def failure(spread: float, target: float, *, items: int, sampling: F64 | None = 
     """
     from scipy import special  # slow to import
 
-    common = np.hypot(TAIL * spread, np.empty(0) if sampling is None else sampling)
-    rare = np.full(1, TAIL * spread)
-    errors, weights = np.append(common, rare), np.append(np.ones(common.size), items - common.size)
+    common = np.hypot(spread, np.empty(0) if sampling is None else sampling)
+    errors, weights = (
+        np.append(common, spread),
+        np.append(np.ones(common.size), items - common.size),
+    )
     with np.errstate(divide="ignore"):
         return float(np.sum(weights * 2 * special.ndtr(-target / errors)))
 
@@ -211,38 +219,60 @@ def largest_spread(
 
 
 def width_for(
-    shares: F64, spread: float, *, rows: int, noise: float, rounds: int, gain: int, most: int
+    shares: F64,
+    spread: float,
+    *,
+    rows: int,
+    noise: float,
+    rounds: int,
+    gain: int,
+    risk: float,
+    most: int,
 ) -> int:
     """The least width with which estimates are predicted to have at most this standard deviation,
-    and `CELLS_PER_ITEM` more for every item that the decoder takes out; at most `most`."""
+    except with probability `risk`; at most `most`."""
 
-    def predict(width: int) -> Spread:
-        return predicted_spread(
-            shares, rows=rows, width=width, noise=noise, rounds=rounds, gain=gain,
-            peeled_from=SURE_FROM,
-        )  # fmt: skip
+    def is_enough(width: int) -> bool:
+        predicted = predicted_spread(
+            shares, rows=rows, width=width, noise=noise, rounds=rounds, gain=gain, risk=risk
+        )
+        return predicted.total <= spread
 
     low, high = 1, most
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
-        low, high = (low, middle) if predict(middle).total <= spread else (middle, high)
-    more = round(CELLS_PER_ITEM * predict(high).fitted / rows)
-    return min(max(high + more, SMALLEST_WIDTH), most)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return min(max(high, SMALLEST_WIDTH), most)
 
 
-def width_for_any(spread: float, *, rows: int, noise: float, rounds: int, gain: int) -> float:
+def width_for_any(
+    spread: float, *, rows: int, noise: float, rounds: int, gain: int, risk: float
+) -> float:
     """The width with which estimates have at most this standard deviation, whatever the data.
 
-    Shares sum to one, so the squares of those that stay in the tables sum to at most the largest
-    share times the probability with which it stays, the maximum of x·Φ(`SURE_FROM` − x) deviations.
+    Shares sum to one, so of the squares that stay in the tables, the mean and the variance are
+    averages, over the mass at each size, of those of shares of one size of x standard deviations
+    only: x·Φ(c − x) and x³·Φ(c − x)·Φ(x − c), where items are taken out from c standard deviations.
+    So is the number of items that are fitted, Φ(x − c)/x. The worst quantile, mean + z·√variance,
+    is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
     """
     from scipy import special  # slow to import
 
-    peeled_from = SURE_FROM if rounds == 1 else SURE_FROM * math.sqrt(math.pi / 2)
-    shares = np.linspace(0.0, peeled_from + 4, 2_000)
-    worst = float(np.max(shares * special.ndtr(peeled_from - shares)))
+    peeled_from = _peeled_from(rounds)
+    sizes = np.linspace(0.01, peeled_from + 4, 1_000)
+    stays, half = special.ndtr(peeled_from - sizes), -float(special.ndtri(risk)) / 2
+    mean = spread * (sizes * stays + (1 - stays) / sizes)  # with the cells that fitting takes
+    variance = spread**3 * sizes**3 * stays * (1 - stays)
+    roots = np.sqrt(variance[variance > 0])
+    tangents = mean + half * variance / roots[:, None]
+    worst = float(np.min(tangents.max(axis=1) + half * roots))
     left = spread**2 - noise**2 / rows
-    return worst * spread / (rows * gain * left) if left > 0 else math.inf
+    return worst / (rows * gain * left) if left > 0 else math.inf
+
+
+def _peeled_from(rounds: int) -> float:
+    """Standard deviations of a mean of readings; several rounds are peeled by medians."""
+    return PEELED_FROM * (math.sqrt(math.pi / 2) if rounds > 1 else 1.0)
 
 
 def law_of_pilot(largest: F64, *, squares: float, limit: float, items: int) -> F64:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -65,6 +66,39 @@ def test_light_items_are_worst_with_the_largest_counts() -> None:
     assert list_failure(
         total, 50, sampling_threshold=sampling, repetitions=repetitions, unread=0.0
     ) >= min(1.0, each[-1])
+
+
+def exact_tail(trials: int, least: int, chance: Fraction) -> Fraction:
+    """P(Bin(trials, chance) ≥ least), in whole numbers."""
+    counts = range(least, trials + 1)
+    each = (math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in counts)
+    return sum(each, Fraction(0))
+
+
+def exact_failure(repetitions: int, unread: Fraction) -> Fraction:
+    """The claim's bound for 6,000 thresholds of 50 and samples of 1 in 25 (docs/proofs/listing.md),
+    with e^-2 to seventeen digits."""
+    needed, missed = (repetitions + 1) // 2, Fraction(math.exp(-2)) + unread
+    heavy = 6_000 * (1 - exact_tail(repetitions, needed, 1 - missed))
+    return heavy + 60_000 * exact_tail(repetitions, needed, Fraction(5, 25))
+
+
+def test_sizes_are_those_of_exact_binomial_tails() -> None:
+    """The examples in the docstrings, by a second computation."""
+    bound = list_failure(300_000, 50, sampling_threshold=25, repetitions=131, unread=1 / 32)
+    assert math.isclose(bound, exact_failure(131, Fraction(1, 32)), rel_tol=1e-9)
+    assert all(exact_failure(odd, Fraction(1, 64)) > 0.05 for odd in range(1, 51, 2))
+    assert exact_failure(51, Fraction(1, 64)) <= 0.05
+    assert guarantees.repetitions_for_list(300_000, 50, 0.05, sampling_threshold=25.0) == 51
+    sizes = []
+    for percent in (30, 25, 20, 15, 10, 7, 5, 3):  # a row's chance of an error, 40/width
+        error, width = Fraction(percent, 100), -(-4_000 // percent)
+        rows = 1
+        while 200 * exact_tail(rows, (rows + 1) // 2, error) > Fraction(45, 1_000):
+            rows += 2
+        sizes.append((rows, width))
+    rounds = Rounds(devices=1_000, rounds=1, items_per_device=1, alike=True)
+    assert guarantees.sketch_for(rounds, 50, 0.05) == min(sizes, key=math.prod) == (19, 267)
 
 
 def test_the_papers_repetitions_keep_its_guarantee_and_fewer_do() -> None:

@@ -90,6 +90,20 @@ def test_dropouts_of_a_local_study_increase_its_errors() -> None:
     assert predicted["standard_error_of_largest"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "hashed", "hadamard"])
+def test_a_local_plan_says_which_share_its_largest_error_is_for(algorithm: str) -> None:
+    """Squared errors grow in proportion to the count, so those of other shares follow."""
+    study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 8_000}
+    predicted = plan({**study, "algorithm": algorithm}, items=pa.array(list(LATIN))).predicted
+    law = reference_law(26)
+    assert predicted["assumes"] == "counts fall like rank^-1.1"
+    assert predicted["share_of_largest"] == pytest.approx(law[0])
+    rare, middle, largest = (predicted[name] ** 2 for name in NAMES)
+    part = law[13] / predicted["share_of_largest"]
+    assert middle == pytest.approx(rare + (largest - rare) * part, rel=1e-9)
+    assert middle != pytest.approx(rare, rel=1e-9)
+
+
 def test_a_count_is_detectable_by_the_error_at_that_count() -> None:
     """Direct responses of those who hold an item vary more than those of others."""
     study = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 10_000}

@@ -407,6 +407,8 @@ def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
     assert prediction["detectable"] == words.detectable(DEVICES)
     assert prediction["standard_error"] == words.standard_error[0] == 9.0
     assert prediction["assumes"] == "words of the alphabet, cut to 2 characters"
+    fewer = predict(design, answering=DEVICES * 4 // 5)  # holders drop out by chance
+    assert fewer["detectable"] > 1.25 * prediction["detectable"]
 
 
 def test_collisions_make_the_predicted_error_larger() -> None:

@@ -13,8 +13,6 @@ from checks import SEED
 from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
-    CELLS_PER_ITEM,
-    SURE_FROM,
     PowerLaw,
     Spread,
     failure,
@@ -199,6 +197,56 @@ def test_the_predicted_spread_is_that_of_placebos(alpha: float, width: int) -> N
     assert math.sqrt(float(np.mean(medians))) / devices > 1.6 * predicted.total
 
 
+def test_fitted_items_have_the_predicted_error_of_least_squares() -> None:
+    """140 items of falling counts in 390 cells, and noise: their error is 1.25 times that of a mean
+    of 13 readings. 840 errors vary by 2.4%, so 10% is four deviations. Without the cells of fitted
+    items the prediction would be 20% too small, and 1/(1 − fitted/cells) 25% too large."""
+    rows, width, items, noise = 13, 30, 140, 100.0
+    counts = np.rint(1e6 * 0.945 ** np.arange(items)).astype(np.int64)
+    chance = np.random.default_rng(SEED)
+    errors = []
+    for seed in range(6):
+        sketch = CountSketch(rows=rows, width=width, seed=seed)
+        table = sketch.encode(np.arange(items), counts)
+        table = table + np.rint(chance.normal(0, noise, table.shape)).astype(np.int64)
+        rounds = DecodedRounds.of([(sketch, table)])
+        errors.append(refine(rounds, hashing.fingerprint(np.arange(items), seed)).counts - counts)
+    shares, devices = counts / counts.sum(), counts.sum()
+    predicted = predicted_spread(shares, rows=rows, width=width, noise=noise / devices)
+    assert predicted.fitted == pytest.approx(items, rel=1e-3)
+    assert predicted.total * devices == pytest.approx(
+        noise / math.sqrt(rows) / math.sqrt(1 - 140 / 390), rel=1e-3
+    )
+    assert float(np.sqrt(np.mean(np.square(errors)))) == pytest.approx(
+        predicted.total * devices, rel=0.1
+    )
+
+
+@pytest.mark.slow
+def test_of_a_few_items_too_many_may_stay_by_chance() -> None:
+    """20 items of 5%, and 980 of nothing: only whether all are taken out matters. Tables of the
+    width for a risk of 5% are read within the target, those of the width for the mean (a risk of
+    half) often not. Of 60, 12 failures or more have a chance of 1e-4 at 5%, and fewer one of 1e-6
+    at half."""
+    law = np.r_[np.full(20, 0.05), np.zeros(980)]
+    spread = largest_spread(0.005, items=1_000, risk=0.05)
+    assert spread is not None
+    sizes: Any = {"rows": 13, "noise": 0.0, "rounds": 1, "gain": 1, "most": 200}
+    counts, points = np.rint(200_000 * law).astype(np.int64), np.arange(1_000)
+
+    def failures(width: int) -> int:
+        missed = 0
+        for seed in range(60):
+            sketch = CountSketch(rows=13, width=width, seed=seed)
+            rounds = DecodedRounds.of([(sketch, sketch.encode(points, counts))])
+            read = refine(rounds, hashing.fingerprint(points, seed)).counts
+            missed += bool(np.abs(read - counts).max() > 0.005 * 200_000)
+        return missed
+
+    assert failures(width_for(law, spread, **sizes, risk=0.05)) < 12
+    assert failures(width_for(law, spread, **sizes, risk=0.5)) >= 12
+
+
 def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> None:
     """Hardly an item is peeled where none stands out: 1 in 10,000."""
     shares = np.full(1_000, 0.001)
@@ -212,7 +260,7 @@ def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> Non
 
 
 def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> None:
-    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1}
+    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1, "risk": 0.05}
     spread = largest_spread(0.005, items=5_000, risk=0.1)
     assert spread is not None
     most = math.ceil(width_for_any(spread, **sizes))
@@ -221,21 +269,19 @@ def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> Non
         assert width <= most
 
         def predict(width: int, law: Any = law) -> Spread:
-            return predicted_spread(law, rows=13, width=width, noise=0.0005, peeled_from=SURE_FROM)
+            return predicted_spread(law, rows=13, width=width, noise=0.0005, risk=0.05)
 
-        predicted = predict(width)
-        assert predicted.total <= spread
-        least = width - round(CELLS_PER_ITEM * predicted.fitted / 13)
-        assert predict(int(0.98 * least) - 2).total > spread
+        assert predict(width).total <= spread
+        assert predict(int(0.98 * width) - 2).total > spread
 
 
 def test_a_failure_is_a_sum_over_items_and_sampling_counts() -> None:
     alone = failure(0.001, 0.005, items=1_000)
-    assert math.isclose(alone, 1_000 * 2 * stats.norm.sf(0.005 / 0.0011), rel_tol=1e-12)
+    assert math.isclose(alone, 1_000 * 2 * stats.norm.sf(5), rel_tol=1e-12)
     common = failure(0.001, 0.005, items=1_000, sampling=np.array([0.002]))
     assert math.isclose(
         common - alone,
-        2 * (stats.norm.sf(0.005 / math.hypot(0.0011, 0.002)) - stats.norm.sf(0.005 / 0.0011)),
+        2 * (stats.norm.sf(0.005 / math.hypot(0.001, 0.002)) - stats.norm.sf(5)),
         rel_tol=1e-9,
     )
     spread = largest_spread(0.005, items=1_000, risk=0.1)

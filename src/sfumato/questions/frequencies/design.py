@@ -431,11 +431,9 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
     scale = design.devices / respondents  # a release counts all devices asked
     common = np.minimum(law[: sizing.COMMON], 1.0)
     sampling = np.sqrt(common * (1 - common) * (scale - 1) / design.devices)
+    risk = design.failure_probability / 2  # of errors, and of items that are not taken out
     spread = sizing.largest_spread(
-        design.target_error,
-        items=design.items,
-        risk=design.failure_probability,
-        sampling=sampling,
+        design.target_error, items=design.items, risk=risk, sampling=sampling
     )
     if spread is None:
         return design.width
@@ -446,6 +444,7 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
         noise=design.cell_noise(respondents),
         rounds=design.rounds,
         gain=design.gain,
+        risk=risk,
         most=design.width,
     )
 

@@ -96,9 +96,11 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
         **_server_cost(design, estimates.width),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
-        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
-        if design.mode != "one_hot" or scale > 1  # how common an item is matters to its sampling
-        else "nothing about the data",
+        **(
+            assumption(law)
+            if design.mode != "one_hot" or scale > 1  # sampling depends on how common an item is
+            else {"assumes": "nothing about the data"}
+        ),
     }
     return Plan(
         study=study,
@@ -220,9 +222,17 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
 
 
 def reference_law(items: int) -> npt.NDArray[np.float64]:
-    """The share of each item in rehearsals, the most common first."""
+    """The share of each item that predictions assume, the most common first."""
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     return np.asarray(shares / shares.sum())
+
+
+def assumption(law: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """What predictions assume about the data, and which share the most common item has by it."""
+    return {
+        "share_of_largest": float(law[0]),
+        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}",
+    }
 
 
 def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
@@ -405,7 +415,8 @@ def minimax_width(study: Study) -> int:
 def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[int, int]:
     """The widths with which the target error is met for the reference law, and for any data."""
     assert study.target_error is not None  # callers have checked
-    spread = sizing.largest_spread(study.target_error, items=items, risk=_risk(study))
+    risk = _risk(study) / 2  # of errors, and of items that are not taken out
+    spread = sizing.largest_spread(study.target_error, items=items, risk=risk)
     assert spread is not None  # nothing is sampled here
     tables = _noised_tables(study)
     each = noise_for(study, _norms(study, rows)).stddev(max(devices // tables, 1))
@@ -414,6 +425,7 @@ def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[i
         "noise": math.sqrt(tables) * each / devices,
         "rounds": study.round_count,
         "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
+        "risk": risk,
     }
     widest = min(sizing.width_for_any(spread, **sizes), minimax_width(study))
     widest = max(math.ceil(widest), SMALLEST_WIDTH)

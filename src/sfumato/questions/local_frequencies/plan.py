@@ -15,7 +15,6 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import pictures
@@ -29,13 +28,13 @@ from sfumato.privacy import (
     debias,
 )
 from sfumato.questions import sizing
+from sfumato.questions.frequencies.plan import assumption, reference_law
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
 from sfumato.study import Study
 
-REFERENCE_EXPONENT = 1.1
 TABLE_CELLS = 250_000  # a table of a million bytes, at four per cell
 CELLS_PER_ITEM = 40  # so that correcting for all collisions adds 2.5% to the variance
 GOOD_ENOUGH = 1.05  # factor on the least variance: within it, fewer bytes win
@@ -93,7 +92,7 @@ def predicted_error(
 ) -> float:
     """The standard error of a rare item, by the formulas of `debias`."""
     chance = randomizer.collision
-    counts = records * reference_shares(items)
+    counts = records * reference_law(items)
     alone = float(debias.variance(randomizer, count=records, holders=0.0, squares=0.0))
     every = float(np.sum(counts**2))
     variance = float(debias.variance(randomizer, count=records, holders=0.0, squares=every))
@@ -105,12 +104,6 @@ def predicted_error(
     left = counts[counts < debias.SURE * math.sqrt(alone)]
     rest = float(np.sum(left**2))
     return math.sqrt(float(debias.variance(randomizer, count=records, holders=0.0, squares=rest)))
-
-
-def reference_shares(items: int) -> npt.NDArray[np.float64]:
-    """The share of each item that predictions assume, the most common first."""
-    shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
-    return np.asarray(shares / shares.sum())
 
 
 def options(
@@ -260,14 +253,13 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     optimal = math.sqrt(debias.optimal_variance(study.epsilon) * records)
     scale = study.devices * per_device / records  # a release counts all devices asked
     error = scale * best.standard_error
-    middle, largest = (
-        _error_of(best, reference_shares(items)[rank], records, scale) for rank in (items // 2, 0)
-    )
+    law = reference_law(items)
+    middle, largest = (_error_of(best, law[rank], records, scale) for rank in (items // 2, 0))
     detectable = detectable_count(
         scale * level, lambda count: _error_of(best, count / (scale * records), records, scale)
     )
     alone = float(debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0))
-    first = min(reference_shares(items)[0], 1.0)
+    first = min(law[0], 1.0)
     predicted = {
         "standard_error": error,
         "standard_error_of_middle": middle,
@@ -285,9 +277,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "table_bytes": best.table_bytes,
         **_server_cost(design),
         "rounds": study.round_count,
-        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
-        if best.randomizer.collision
-        else "nothing about the data",
+        **assumption(law),
     }
     _check_target(study, items, error)
     return design, predicted

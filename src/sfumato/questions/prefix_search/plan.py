@@ -30,6 +30,7 @@ from sfumato.questions.frequencies.plan import (
     READINGS,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
+    reference_law,
     round_warnings,
     secure_of,
 )
@@ -81,7 +82,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         design = _fit(study, enough)
     predicted = predict(design)
     scale = study.devices / max(1, int(study.devices * (1 - study.expected_dropout)))
-    detectable = scale * predicted.pop("detectable")
+    detectable = predicted.pop("detectable")
     three = three_counts(study, detectable)
     missing = three * np.maximum(1 - three / study.devices, 0)
     errors = with_sampling(np.full(3, predicted.pop("standard_error")), missing, scale)
@@ -251,7 +252,8 @@ def sized(
 
 def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, Any]:
     """The predicted error and cost of a search, if `answering` devices answer at every level; by
-    default, all except the expected dropouts."""
+    default, all except the expected dropouts. `detectable` counts all devices, and `standard_error`
+    is of counts over those that answer."""
     count = _answering(design) if answering is None else answering
     levels: list[Level] = []
     candidates = endings(design.lengths[0], design.radix) - 1  # without the empty word
@@ -264,11 +266,11 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
             step = endings(design.lengths[level + 1] - length, design.radix)
             expected = math.ceil(_survivors(design, count, levels) * step)
             candidates = min(expected, design.most_candidates)
-    detectable = detectable_count(levels)
+    detectable = detectable_count(levels, min(count / design.devices, 1.0))
     sketched = any(isinstance(design.sketch(level), CountSketch) for level in range(design.rounds))
     return {
         "detectable": detectable,
-        "detectable_share": detectable / count,
+        "detectable_share": detectable / design.devices,
         "standard_error": levels[-1].error,
         "rounds": design.task_count,
         **secure_sum.traffic(design.tasks()),
@@ -317,8 +319,7 @@ def _predict_level(
     if isinstance(sketch, OneHot):
         return noise_level(mechanism, answering, rate)
     deviations = -_STANDARD.inv_cdf(rate)
-    law = np.arange(1, min(answering, 1 << 20) + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
-    squares = (answering * law / law.sum()) ** 2
+    squares = (answering * reference_law(min(answering, 1 << 20))) ** 2
     left = np.cumsum(squares[::-1])[::-1]  # the rest after peeling all before
     most = min(
         sketch.rows * sketch.width // 2, squares.size - 1

@@ -33,7 +33,9 @@ from sfumato.study import Study
 
 FAILURE = 0.05  # unless the study says otherwise
 WORD_BITS = 16  # the paper's unit of communication
-_TAIL_BITS = 10  # a sample has more keys than its table is made for once in 2**10 times
+_TAIL_BITS = 10
+"""A sample has more keys than its table is made for once in 2**10 times: a part of `unread`, which
+repetitions outvote. Nothing private depends on it, as on the 2**-40 of `heavy_hitters`."""
 _WRONG = 0.01  # share of the failure for wrong keys
 
 
