@@ -173,7 +173,7 @@ def test_a_hint_of_bytes_is_enough() -> None:
     [
         ({"delta": 1e-3}, "more than 1/devices"),
         ({"devices": 100}, "more than the largest possible mean"),
-        ({"compression": "adapt_tail"}, "adapt_norm is better"),
+        ({"compression": "adapt_tail"}, "times that of whole vectors"),
         ({"top": 10}, "biased"),
     ],
 )
