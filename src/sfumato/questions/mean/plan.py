@@ -458,8 +458,18 @@ def _warnings(study: Study, design: MeanDesign) -> list[str]:
             f"the noise alone causes an error of {noise:.3g}, more than the largest possible mean "
             f"({design.clip:g}); ask more devices, or raise epsilon"
         )
+    whole = replace(
+        design, compression="none", search_share=None, paper_epsilon=None,
+        most_cells=design.dimensions,
+    )  # fmt: skip
+    if design.compression == "adapt_norm" and study.bytes_per_device is None:
+        least, bytes_whole = traffic(_usual_tasks(design))["bytes_per_device"], _upload(whole)
+        if least >= bytes_whole:
+            warnings.append(
+                f"whole vectors err less, and take {bytes_whole:,} bytes per device; adapt_norm "
+                f"takes at least {least:,}: leave out compression"
+            )
     if design.compression == "adapt_tail":
-        whole = replace(design, compression="none", search_share=None, most_cells=design.dimensions)
         width, round = design.tail_widths[0], len(design.shares) - 1
         count = answering(design)
         times = _noise_error(design, round, width, count) / _noise_error(whole, 0, 0, count)
