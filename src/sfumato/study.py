@@ -33,7 +33,10 @@ _LISTS = (
     "repetitions",
     "sampling_threshold",
 )
-_VECTORS = ("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top")
+_VECTORS = (
+    *("clip", "dimensions", "bytes_per_device", "compression", "relative_error", "top"),
+    *("rows", "blocks", "failure_probability"),
+)
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
 
 LARGEST_EPSILON = 1_000.0  # a larger one would say nothing more
@@ -185,7 +188,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "central": ("federated_averaging", "diffsketch"),
         },
         not_collected=("central",),
-        keys={"secure": _TRAINING, "central": (*_TRAINING, "rows", "width")},
+        keys={"secure": (*_TRAINING, "rows"), "central": (*_TRAINING, "rows", "width")},
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -376,13 +379,15 @@ class Study:
     """The expected share of the devices in each segment, for the plan's errors only."""
     rows: int | None = later(None)
     """Rows (hash functions) of the sketch or table that `algorithm` names; by default from the
-    number of items and `failure_probability`, or the best by prediction."""
+    number of items and `failure_probability`, or the best by prediction. Mean, train: rows of a
+    sketch whose readings are averaged (15; 1 in each block of a mean's adapt_tail)."""
     width: int | None = later(None)
     """Cells in each of the rows; by default from `target_error` or `bytes_per_device`, or the best
     by prediction."""
     failure_probability: float | None = later(None)
     """The probability with which some item may err by more than `target_error`; by default
-    `sizing.RISK`. Lists: that with which the list, or a count, misses the threshold."""
+    `sizing.RISK`. Lists: that with which the list, or a count, misses the threshold. Mean, with
+    paper_mode and adapt_norm: the paper's beta (0.05)."""
     preset: str | None = later(None)
     """The setting of a paper's experiment, one of `PRESETS`. A file or mapping gets all keys that
     the setting fixes, and may not contradict them."""
@@ -400,6 +405,8 @@ class Study:
     fragment_length: int | None = later(None)  # the puzzle: characters of a fragment (2)
     fragment_share: float | None = later(None)
     """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
+    blocks: int | None = later(None)
+    """Mean with adapt_tail: blocks of a sketch, whose median is read: an odd number (5)."""
 
     def check(self) -> None:
         def need(condition: bool, message: str) -> None:
@@ -468,7 +475,7 @@ class Study:
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
         sizes = ("word_length", "dimensions", "top", "rows", "fragments", "fragment_length")
-        for name in (*whole, *sizes, "repetitions"):
+        for name in (*whole, *sizes, "repetitions", "blocks"):
             value = getattr(self, name)
             need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")

@@ -37,6 +37,7 @@ from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
 
 LEAST_DRAWN = LARGEST_SCALE["gaussian"] / 8  # of noise on tables that are coarse because of it
+ROWS = 15  # of a sketch, by default; as in the paper
 SECOND_WIDTH = 2  # width of the second sketch, as a multiple of its rows
 SECURE_WIDTH = 4  # width of a second sketch for a norm, in a secure sum
 
@@ -150,7 +151,7 @@ class TrainingDesign(QuestionDefaults):
     largest_l1: float | None = None  # an update longer than this is left out, as in paper 002
     noise_multiplier: float  # deviation of the noise divided by the sensitivity; 0 for none
     compression: Compression = NoCompression()
-    rows: int = 15  # of the sketch
+    rows: int = ROWS  # of the sketch
     server: ServerOptimizer = ServerOptimizer()
     dropout: float = 0.0  # share of a cohort that does not answer
     secure: SecureSum | None = None

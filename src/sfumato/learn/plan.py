@@ -23,6 +23,7 @@ from sfumato.learn.compression import (
     TwoStage,
 )
 from sfumato.learn.design import (
+    ROWS,
     AdaptiveClip,
     ServerOptimizer,
     TrainingDesign,
@@ -101,6 +102,7 @@ def design_for(study: Study) -> TrainingDesign:
         largest_l1=keys.largest_l1,
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
         compression=_rule(study, keys, noiseless),
+        rows=study.rows or ROWS,
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
         ),
@@ -127,7 +129,7 @@ def _check_keys(study: Study) -> None:
     """Raise StudyError if a key of sketched training is set for another algorithm."""
     keys = study.training
     assert keys is not None  # Study has checked
-    values = {"rows": study.rows, "width": study.width}
+    values = {"width": study.width}
     values |= {f"training.{name}": getattr(keys, name) for name in _SKETCHED}
     idle = [name for name, value in values.items() if value not in (None, 0, False)]
     if idle:
@@ -136,6 +138,12 @@ def _check_keys(study: Study) -> None:
             'algorithm = "diffsketch"',
             hint=f"leave out {', '.join(idle)}",
         )
+    require(
+        study.rows is None or study.compression != "none",
+        'rows has no effect with compression = "none": whole updates have no rows',
+        StudyError,
+        hint="leave out rows",
+    )
 
 
 def algorithm(design: TrainingDesign) -> str:

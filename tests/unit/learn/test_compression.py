@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from checks import SEED, assert_mean
-from sfumato.errors import SpecError
+from sfumato import plan
+from sfumato.errors import SpecError, StudyError
 from sfumato.learn.compression import (
     LARGEST_STEP,
     MAIN_SHARE,
@@ -315,6 +317,29 @@ def test_its_memory_reduces_the_deviation() -> None:
         statistics = RoundStatistics(squared=float(noised @ noised), cells=CELLS, noise=NOISE)
         sizing = replace(rule.after(sizing, statistics, LENGTH), cells=CELLS)
     assert abs(sizing.memory - SQUARED / NOISE**2) < 5 * math.sqrt(0.1 / 1.9) * SPREAD
+
+
+STUDY: dict[str, Any] = {
+    "question": "train", "trust": "central", "epsilon": 8.0, "delta": 1e-4, "devices": 539,
+    "rounds": 20, "clip": 0.5, "training": {"model": "softmax", "cohort": 60, "warm_up": 10},
+}  # fmt: skip
+
+
+def test_a_study_with_a_prior_norm_sends_sketches_from_the_first_round_on() -> None:
+    staged = STUDY | {"compression": "two_stage"}
+    known = staged | {"training": {**STUDY["training"], "prior_norm": 0.05}}
+    rates = [plan(each).predicted["rate"] for each in (staged, known)]
+    assert rates[0] < 2  # half of the rounds send whole updates
+    assert rates[1] > 2 * rates[0]
+
+
+def test_the_rows_of_a_training_are_those_of_the_study() -> None:
+    assert plan(STUDY).parameters["rows"] == 15
+    assert plan(STUDY | {"rows": 7}).parameters["rows"] == 7
+    with pytest.raises(StudyError, match="rows has no effect"):
+        plan(STUDY | {"rows": 7, "compression": "none"})
+    with pytest.raises(StudyError, match="width has no effect"):
+        plan(STUDY | {"width": 7})
 
 
 def test_a_prior_norm_sizes_all_rounds_and_measures_none() -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from sfumato import Study, plan, simulate
 from sfumato.cli.main import main
 from sfumato.errors import ImpossibleError, SpecError, StudyError
+from sfumato.planning import Comparison, compare
 from sfumato.privacy import epsilon_of
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.mean.plan import widest_tasks
@@ -34,6 +35,38 @@ def planned_design(study: dict[str, Any]) -> MeanDesign:
     design = plan(study).design
     assert isinstance(design, MeanDesign)
     return design
+
+
+# Two masked rounds of 500 devices take more bytes than one of whole vectors.
+DEAR = {"compression": "adapt_norm", "trust": "secure", "devices": 500, "dimensions": 3_000}
+
+
+def beaten(comparison: Comparison) -> list[str]:
+    """Alternatives that are better in one of error and bytes, and no worse in the other."""
+    choice = comparison.choice
+    return [
+        each.algorithm
+        for each in comparison.possible
+        if each.error <= choice.error
+        and each.bytes_per_device <= choice.bytes_per_device
+        and (each.error, each.bytes_per_device) != (choice.error, choice.bytes_per_device)
+    ]
+
+
+@pytest.mark.parametrize("trust", ["central", "secure"])
+@pytest.mark.parametrize("devices", [500, 50_000])
+@pytest.mark.parametrize("dimensions", [300, 3_000, 100_000])
+def test_no_compression_beats_the_planners_own_in_error_and_bytes(
+    trust: str, devices: int, dimensions: int
+) -> None:
+    keys = {"trust": trust, "devices": devices, "dimensions": dimensions}
+    for epsilon in (0.5, 8.0):
+        assert beaten(compare(STUDY | keys | {"epsilon": epsilon})) == []
+
+
+def test_a_compression_that_is_beaten_is_noticed() -> None:
+    """The control of the test above."""
+    assert beaten(compare(STUDY | DEAR)) == ["adapt_tail", "none"]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +206,9 @@ def test_a_hint_of_bytes_is_enough() -> None:
     [
         ({"delta": 1e-3}, "more than 1/devices"),
         ({"devices": 100}, "more than the largest possible mean"),
-        ({"compression": "adapt_tail"}, "adapt_norm is better"),
+        ({"compression": "adapt_tail"}, "times that of whole vectors"),
         ({"top": 10}, "biased"),
+        (DEAR, "leave out compression"),
     ],
 )
 def test_warnings(change: dict[str, Any], match: str) -> None:

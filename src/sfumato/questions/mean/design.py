@@ -14,6 +14,8 @@ import math
 import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -64,9 +66,8 @@ PILOT_SHARE = 0.1  # of the budget (in 1/variance): later noise variance grows b
 PILOT_WIDTH = 4
 SEARCH_SHARE = 0.3  # of adapt_tail's budget, for all rounds that look for a size
 SLACK = math.sqrt(2)  # standard deviations added to the pilot's squared norm; as in the paper
-BLOCKS = 5  # of a sketch that is decoded by medians, with one row each
+BLOCKS = 5  # of a sketch that is decoded by medians, with one row each; the paper's R and P
 FIRST_WIDTH = 16  # of such a sketch
-MEDIAN_OF_FIVE = 0.28684  # variance of the median of five standard normal variables
 LEAST_VARIANCE = 1125.0  # at which Skellam noise costs at most 0.2% more than Gaussian noise
 LEAST_MULTIPLIER = 0.05  # with which every table has noise of that variance
 SHORTEST, LONGEST = 1e-20, 1e20  # limits on the clip, so that float32 does not over- or underflow
@@ -77,7 +78,7 @@ _ROUNDING = (
 _NO_NOISE = 2.0**16  # without noise: the integer length of the longest vector
 _LOG_RISK = math.sqrt(2 * math.log(2**10))  # as in `Rounding`
 PAPER_HEADROOM = 2.0
-PAPER_RISK = 0.05  # the paper's beta
+PAPER_RISK = 0.05  # the paper's beta, unless a study has its own
 
 
 @spec("mean_design")
@@ -88,8 +89,8 @@ class MeanDesign(QuestionDefaults):
     sketch first and sizes the next so that compression adds `relative_error` to the squared error
     of the noise. *adapt_tail* decodes sketches by medians, whose error is smaller if few
     coordinates are large. It doubles the sketch until the pilot finds no more error than expected,
-    and asks for one more of that size, with most of the budget. Every sketch costs privacy: with
-    noise, it is hardly ever worth it.
+    and asks for the same sketch again, with most of the budget; or for whole vectors, if no size
+    was enough. Every round costs privacy: with noise, whole vectors err less.
     """
 
     compression: Compression
@@ -112,11 +113,23 @@ class MeanDesign(QuestionDefaults):
     """adapt_tail: the share of the budget of all rounds that look for a size, beside the pilot's;
     the rest is for one more round of that size, from which the mean is read. None: the mean is read
     from the round that found the size, and all have the same share."""
+    blocks: int = later(BLOCKS)  # adapt_tail: of which a coordinate's reading is the median
+    block_rows: int = later(1)  # adapt_tail: rows of a block
+    paper_risk: float = later(PAPER_RISK)  # the beta of the paper's algorithm 1
 
     def check(self) -> None:
-        for name in ("dimensions", "devices", "rows", "most_cells", "cohort_count"):
+        sizes = ("dimensions", "devices", "rows", "most_cells", "cohort_count")
+        for name in (*sizes, "blocks", "block_rows"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
+        require(
+            self.blocks % 2 == 1,
+            f"blocks must be odd, so that the median is one block's reading; got {self.blocks}",
+        )
+        require(
+            0 < self.paper_risk < 1,
+            f"paper_risk must be above 0 and below 1; got {self.paper_risk}",
+        )
         require(
             SHORTEST <= self.clip <= LONGEST,
             f"clip must be {SHORTEST:g} to {LONGEST:g}, so that sketches fit in float32; got "
@@ -171,7 +184,7 @@ class MeanDesign(QuestionDefaults):
     @property
     def row_count(self) -> int:
         """The number of rows of a main round's table, in all blocks."""
-        return BLOCKS if self.compression == "adapt_tail" else self.rows
+        return self.blocks * self.block_rows if self.compression == "adapt_tail" else self.rows
 
     @property
     def algorithm(self) -> str:
@@ -234,12 +247,16 @@ class MeanDesign(QuestionDefaults):
             pilot = self.adapts and round == 0
             rows, blocks = self.rows, 1
             if pilot and self.paper_epsilon is not None:
-                rows = math.ceil(math.log(4 / PAPER_RISK))
+                rows = math.ceil(math.log(4 / self.paper_risk))
             elif self.compression == "adapt_tail" and not pilot:
-                rows, blocks = 1, BLOCKS
+                rows, blocks = self.block_rows, self.blocks
+            same = round
+            if self.search_share is not None and round == len(self.shares) - 1:
+                # The hash functions whose error the pilot has found to be small.
+                same = 1 + bisect_left(self.tail_widths, width)
             dense = DenseSketch(
                 length=self.dimensions, rows=rows, width=width, blocks=blocks, seed=self.seed,
-                round=round,
+                round=same,
             )  # fmt: skip
             margin = PAPER_HEADROOM if self.paper_epsilon is not None else headroom(dense.cells)
             clip *= margin * math.sqrt(blocks)
@@ -424,8 +441,8 @@ class MeanDesign(QuestionDefaults):
         """The second size of the paper's algorithm 1, for a mean of this norm."""
         assert self.paper_epsilon is not None  # checked by the caller
         n, epsilon, bound = self.devices, self.paper_epsilon, PAPER_HEADROOM * self.clip
-        slack = 2 * bound * math.log(8 / PAPER_RISK) / (n * epsilon)
-        slack += bound * math.sqrt(math.log(16 / PAPER_RISK) / n)
+        slack = 2 * bound * math.log(8 / self.paper_risk) / (n * epsilon)
+        slack += bound * math.sqrt(math.log(16 / self.paper_risk) / n)
         factor = min((n * epsilon) ** 2 / math.log(1 / self.paper_delta), n * self.dimensions)
         cells = factor * ((norm + slack) / self.clip) ** 2
         width = max(math.ceil(cells / self.rows), LEAST_WIDTH)
@@ -506,6 +523,22 @@ def squared_norm(table: F64, noise: float) -> tuple[float, float]:
     """
     estimate = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
     return estimate, spread_of_squares(estimate, table.size, noise)
+
+
+@lru_cache
+def median_variance(count: int) -> float:
+    """The variance of the median of an odd number of standard normal variables.
+
+    >>> median_variance(1), round(median_variance(5), 5)
+    (1.0, 0.28683)
+    """
+    if count == 1:
+        return 1.0
+    half = count // 2
+    x = np.linspace(-9, 9, 4_001)
+    below = np.array([NormalDist().cdf(each) for each in x])
+    density = (below * below[::-1]) ** half * np.exp(-(x**2) / 2)
+    return float(np.sum(x**2 * density) / np.sum(density))
 
 
 def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:
@@ -596,14 +629,23 @@ class MeanCampaign(Campaign):
             self._search(answer)
 
     def _search(self, answer: NoisedSum) -> None:
-        """adapt_tail: the next width, or the last round of the width that was found."""
+        """adapt_tail: the next width; or the last round, of the width that was found or whole."""
         design, rounds = self.design, len(self.answers)
-        searches = len(design.tail_widths)
-        self._settled = self._is_close(answer)
-        if self._is_last or (design.search_share is None and (self._settled or rounds > searches)):
+        if self._is_last:
             self._over = True
-        elif self._settled or rounds > searches:
+            self._measured = self._measured_error(answer) if self._width else 0.0
+            return
+        self._measured = self._measured_error(answer)
+        self._settled = self._measured <= self._largest_error(answer)
+        was_last = rounds > len(design.tail_widths)
+        if design.search_share is None and (self._settled or was_last):
+            self._over = True
+        elif self._settled:
             self._is_last = True  # of the width of this round
+        elif was_last:
+            self._is_last = True
+            if design.may_be_whole:
+                self._width, self._settled = 0, True
         else:
             self._width = design.tail_widths[rounds - 1]
 
@@ -641,32 +683,42 @@ class MeanCampaign(Campaign):
         most = (pilot.count * design.clip) ** 2
         return design.width_for(min(squared + SLACK * spread, most), pilot.count)
 
-    def _is_close(self, answer: NoisedSum) -> bool:
-        """Whether the pilot, with its own hash functions and noise, finds no more error in the mean
-        than noise and `relative_error` explain, up to one standard deviation."""
-        design, pilot = self.design, self.answers[0]
-        sketch, check = _sketch_of(answer), _sketch_of(pilot)
+    def _measured_error(self, answer: NoisedSum) -> float:
+        """The squared error of the mean that the pilot finds, with its own hash functions."""
+        pilot, sketch = self.answers[0], _sketch_of(answer)
+        check, noise = self._pilot()
         assert check.dense is not None  # a pilot is a sketch
-        cells, noise = check.cells, pilot.task.mechanism.stddev(pilot.count)
-        noise /= check.scale * pilot.count
         gap = check.dense.encode(sketch.decode(answer.table, answer.count)).astype(np.float64)
         gap -= check.rounding.reals(pilot.table) / pilot.count
-        self._measured, _ = squared_norm(gap, noise)
-        target = self._noise_error(answer)
-        last = target  # the noise of the round from which the mean is read
-        if design.search_share is not None and not self._is_last:
+        return squared_norm(gap, noise)[0]
+
+    def _largest_error(self, answer: NoisedSum) -> float:
+        """The largest squared error that noise and `relative_error` explain: what is expected and
+        one standard deviation."""
+        design, pilot = self.design, self.answers[0]
+        check, noise = self._pilot()
+        target = last = self._noise_error(answer)
+        if design.search_share is not None:  # the noise of the round from which the mean is read
             last *= design.shares[1] / design.shares[-1]
         target += design.relative_error * last
         target += self._absence(answer.count) + self._absence(pilot.count)
-        slack = spread_of_squares(target, cells, noise) ** 2 + 2 * target**2 / sketch.cells
-        return self._measured <= target + math.sqrt(slack)
+        slack = spread_of_squares(target, check.cells, noise) ** 2
+        slack += 2 * target**2 / _sketch_of(answer).cells
+        return target + math.sqrt(slack)
+
+    def _pilot(self) -> tuple[VectorSketch, float]:
+        """The pilot's sketch, and the standard deviation of the noise on a cell of its mean."""
+        pilot = self.answers[0]
+        sketch = _sketch_of(pilot)
+        noise = pilot.task.mechanism.stddev(pilot.count)
+        return sketch, noise / (sketch.scale * pilot.count)
 
     def _noise_error(self, answer: NoisedSum) -> float:
         """The squared error of the mean from noise and rounding, over all coordinates."""
         sketch, count = _sketch_of(answer), answer.count
         variance = (answer.task.mechanism.stddev(count) ** 2 + count / 4) / sketch.scale**2
-        if sketch.dense is not None and sketch.dense.blocks > 1:
-            variance *= MEDIAN_OF_FIVE
+        if sketch.dense is not None:
+            variance *= median_variance(sketch.dense.blocks)
         return self.design.dimensions * variance / count**2
 
     def _absence(self, count: int) -> float:

@@ -17,14 +17,17 @@ from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
 from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
+    BLOCKS,
     LEAST_MULTIPLIER,
     LEAST_VARIANCE,
     LEAST_WIDTH,
-    MEDIAN_OF_FIVE,
+    PAPER_RISK,
+    ROWS,
     SEARCH_SHARE,
     SLACK,
     Compression,
     MeanDesign,
+    median_variance,
 )
 from sfumato.questions.promise import (
     DROPOUTS,
@@ -150,7 +153,8 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
     if design.compression == "adapt_tail":
         widths = list(enumerate(design.tail_widths, start=1))
         if design.search_share is not None:
-            widths.append((len(design.shares) - 1, design.tail_widths[-1]))
+            last = 0 if design.may_be_whole else design.tail_widths[-1]
+            widths.append((len(design.shares) - 1, last))
         return [first, *(design.task(round, width) for round, width in widths)]
     return [first, design.task(1, _widest(design))]
 
@@ -166,6 +170,7 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
         StudyError,
     )
     compression = _compression(study)
+    _check_keys(study, compression)
     require(
         compression != "fixed" or limit is not None,
         'compression = "fixed" needs bytes_per_device, which sets the size',
@@ -187,6 +192,10 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
         seed=0,
         multiplier=_multiplier(study) / math.sqrt(1 if study.clip is not None else 1 - NORM_SHARE),
         relative_error=study.relative_error,
+        rows=study.rows or ROWS if compression != "adapt_tail" else ROWS,
+        blocks=study.blocks or BLOCKS,
+        block_rows=study.rows or 1 if compression == "adapt_tail" else 1,
+        paper_risk=study.failure_probability or PAPER_RISK,
         top=study.top,
         secure=secure_of(study),
         cohort_count=study.round_count,
@@ -219,6 +228,30 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
         search_share=SEARCH_SHARE if compression == "adapt_tail" and not study.paper_mode else None,
     )  # fmt: skip
     return (design if limit is None else _within(design, limit, besides)), warnings
+
+
+def _check_keys(study: Study, compression: Compression) -> None:
+    """Raise StudyError if a key of the paper's is set for another compression."""
+    idle = {
+        "rows": (study.rows, compression != "none", "whole vectors have no rows"),
+        "blocks": (
+            study.blocks,
+            compression == "adapt_tail",
+            'compression = "adapt_tail" has them',
+        ),
+        "failure_probability": (
+            study.failure_probability,
+            study.paper_mode and compression == "adapt_norm",
+            'only the paper\'s sizes depend on it: paper_mode with compression = "adapt_norm"',
+        ),
+    }
+    for name, (value, has_effect, why) in idle.items():
+        require(
+            value is None or has_effect,
+            f'{name} has no effect on a mean with compression = "{compression}": {why}',
+            StudyError,
+            hint=f"leave out {name}",
+        )
 
 
 def _compression(study: Study) -> Compression:
@@ -260,16 +293,27 @@ def _multiplier(study: Study) -> float:
 
 def _may_save(whole: MeanDesign, study: Study) -> bool:
     """Whether a pilot may save cells; and bytes, unless the study asks for a pilot: more than a
-    tenth if vectors are independent, since it costs about a tenth in error."""
+    tenth if vectors are independent, since it costs about a tenth in error. adapt_tail costs more,
+    and must save bytes where its first size is enough."""
     design = replace(whole, compression=_compression(study))
     pilot = design.sketch(0, design.first_width).cells
     if design.compression == "adapt_tail":
-        return pilot + design.row_count * design.tail_widths[0] < design.dimensions
+        if not design.tail_widths[0]:
+            return False
+        return traffic(_usual_tasks(design))["bytes_per_device"] < _upload(whole)
     if pilot + (design.rows * _narrowest(design, 0.0) or design.dimensions) >= design.dimensions:
         return False
-    least = [design.task(0, design.first_width), design.task(1, _usual_width(design))]
-    bytes_up = traffic(least)["bytes_per_device"]
+    bytes_up = traffic(_usual_tasks(design))["bytes_per_device"]
     return study.compression is not None or _WORTH * bytes_up < _upload(whole)
+
+
+def _usual_tasks(design: MeanDesign) -> list[Task]:
+    """The tasks of a mean that is zero, or that the first size of adapt_tail is enough for."""
+    width = _usual_width(design)
+    tasks = [design.task(0, design.first_width), design.task(1, width)]
+    if design.search_share is not None:
+        tasks.append(design.task(len(design.shares) - 1, width))
+    return tasks
 
 
 def _usual_width(design: MeanDesign) -> int:
@@ -346,7 +390,7 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     cells, longest = design.row_count * width, None
     if design.compression == "adapt_tail":
         error = noise * math.sqrt(1 + design.relative_error)
-        assumes = "that few coordinates are large, so that it stops before its last round"
+        assumes = "that few coordinates are large, so that the pilot misses no error"
     elif small:
         compression = math.sqrt((design.dimensions - 1) / (design.row_count * small))
         error = math.hypot(noise, compression * design.clip / math.sqrt(count))
@@ -368,7 +412,7 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     predicted |= {"standard_error": error / math.sqrt(design.dimensions)}
     predicted |= traffic(tasks)
     decoded = design.dimensions * (design.row_count if width else 0)
-    usual = [tasks[0], design.task(1, small)] if design.adapts else tasks
+    usual = _usual_tasks(design) if design.adapts else tasks
     predicted |= server_cost(
         [(task, design.devices) for task in usual], lookups=decoded, items=design.dimensions
     )
@@ -398,8 +442,8 @@ def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> floa
     """The L2 error of the mean from noise and rounding."""
     sketch = design.sketch(round, width)
     variance = design.noise(round, width, count) ** 2 + count / (4 * sketch.scale**2)
-    if sketch.dense is not None and sketch.dense.blocks > 1:
-        variance *= MEDIAN_OF_FIVE
+    if sketch.dense is not None:
+        variance *= median_variance(sketch.dense.blocks)
     return math.sqrt(design.dimensions * variance) / count
 
 
@@ -414,10 +458,26 @@ def _warnings(study: Study, design: MeanDesign) -> list[str]:
             f"the noise alone causes an error of {noise:.3g}, more than the largest possible mean "
             f"({design.clip:g}); ask more devices, or raise epsilon"
         )
+    whole = replace(
+        design, compression="none", search_share=None, paper_epsilon=None,
+        most_cells=design.dimensions,
+    )  # fmt: skip
+    if design.compression == "adapt_norm" and study.bytes_per_device is None:
+        least, bytes_whole = traffic(_usual_tasks(design))["bytes_per_device"], _upload(whole)
+        if least >= bytes_whole:
+            warnings.append(
+                f"whole vectors err less, and take {bytes_whole:,} bytes per device; adapt_norm "
+                f"takes at least {least:,}: leave out compression"
+            )
     if design.compression == "adapt_tail":
+        width, round = design.tail_widths[0], len(design.shares) - 1
+        count = answering(design)
+        times = _noise_error(design, round, width, count) / _noise_error(whole, 0, 0, count)
         warnings.append(
-            f"adapt_tail looks for a size in up to {len(design.tail_widths)} rounds, and medians "
-            "are noisier than means: adapt_norm is better unless few coordinates are large"
+            f"adapt_tail asks up to {len(design.tail_widths)} times for a size and reads medians: "
+            f"its error is about {times:.2g} times that of whole vectors, which take "
+            f"{_upload(whole):,} bytes per device, and it takes up to {_upload(design):,}; use "
+            "none or adapt_norm unless you compare with the paper"
         )
     if design.top is not None:
         warnings.append(f"selecting the {design.top:,} largest coordinates makes the mean biased")
