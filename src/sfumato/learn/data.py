@@ -156,8 +156,10 @@ class Federated:
         held_out = (inputs[:0], targets[:0]) if test is None else _pair("the test set", test)
         shapes = {(each.shape[1:], others.shape[1:]) for each, others in (*parts, held_out)}
         if len(shapes) > 1:
-            given = " and ".join(sorted(f"{tuple(one)}, {tuple(other)}" for one, other in shapes))
-            raise DataError(f"all inputs must have one shape, and so must all targets; got {given}")
+            several = " and ".join(sorted(f"{tuple(one)}, {tuple(two)}" for one, two in shapes))
+            raise DataError(
+                f"all inputs must have one shape, and so must all targets; got {several}"
+            )
         return cls(
             train=Clients(
                 torch.cat([each for each, _ in parts]),
@@ -528,7 +530,7 @@ def _targets(path: Path | str, values: npt.NDArray[np.generic]) -> Tensor:
 
 
 def _finite(what: str, values: npt.NDArray[np.generic]) -> Tensor:
-    bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
     if bad.size:
         raise DataError(f"{what} must be finite; example {bad[0]} and {bad.size - 1} more are not")
     with np.errstate(over="ignore"):

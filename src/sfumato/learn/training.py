@@ -254,7 +254,7 @@ class Training:
             "design": digest(self.design),
             "id": self.id,
             "history": [asdict(figures) for figures in self.history],
-            "own": self.own.digest() if self.own else None,
+            **({"own": self.own.digest()} if self.own else {}),
             **self.campaign.state(),
         }
         beside = path.with_name(path.name + ".part")
