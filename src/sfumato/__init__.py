@@ -1,8 +1,9 @@
 """Private federated analytics and learning.
 
 Ask a fleet of devices a question and get an answer with error bars, a true privacy statement and
-its cost. `plan(study)` sizes the question, and `simulate(plan, data)` answers it for simulated
-devices; the parts are in `sfumato.sketch`, `sfumato.privacy` and `sfumato.flow`.
+its cost. `plan(study)` sizes the question, `simulate(plan, data)` answers it for simulated devices,
+and `train(study, data)` trains a model on them; the parts are in `sfumato.sketch`,
+`sfumato.privacy` and `sfumato.flow`.
 
 The names below are imported when they are first used, so that a device (`sfumato.device`), which
 uses none of them, needs only numpy and cryptography.
@@ -16,31 +17,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato.errors import SfumatoError
     from sfumato.flow.release import CountRelease, MeanRelease, Release
+    from sfumato.learn.data import Federated
     from sfumato.planning import Plan, plan
     from sfumato.simulation.simulate import simulate
+    from sfumato.simulation.train import TrainedModel, train
     from sfumato.study import Study
 
 __all__ = [
     "CountRelease",
+    "Federated",
     "MeanRelease",
     "Plan",
     "Release",
     "SfumatoError",
     "Study",
+    "TrainedModel",
     "plan",
     "simulate",
+    "train",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "CountRelease": "flow.release",
+    "Federated": "learn.data",
     "MeanRelease": "flow.release",
     "Plan": "planning",
     "Release": "flow.release",
     "SfumatoError": "errors",
     "Study": "study",
+    "TrainedModel": "simulation.train",
     "plan": "planning",
     "simulate": "simulation.simulate",
+    "train": "simulation.train",
 }
 
 

@@ -236,7 +236,8 @@ PRESETS: dict[str, Mapping[str, Any]] = {
 class TrainingStudy:
     """The [training] table of a study: the model, the clients' and the server's part."""
 
-    model: str
+    model: str | None = None
+    """One of the papers' models by name; None: a module of your own, with `parameters`."""
     inputs: int | None = (
         None  # features of an example, or size of the vocabulary; None: the paper's
     )
@@ -276,9 +277,18 @@ class TrainingStudy:
     padding: int = later(0)  # mode = "paper": coordinates of noise that a worker appends
     correction: bool = later(False)  # modes "none" and "paper": the paper's error correction
     i_know_this_is_not_private: bool = later(False)  # mode = "paper" needs it
+    parameters: int | None = later(None)
+    """The number of parameters of a module of your own, instead of `model`; `sfumato.train` counts
+    them."""
 
     def check(self) -> None:
-        for name in ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up"):
+        require(
+            self.model is None or self.parameters is None,
+            "training.parameters is for a module of your own; leave it out, or training.model",
+            StudyError,
+        )
+        whole = ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up", "parameters")
+        for name in whole:
             value = getattr(self, name)
             require(
                 value is None or value >= 1,
@@ -456,7 +466,7 @@ class Study:
         )
         need(
             (facts.data == "examples") == (self.training is not None),
-            "a train study, and no other, needs a [training] table with at least model and cohort",
+            "a train study, and no other, needs a [training] table with at least a cohort",
         )
         need(
             self.clip is None or (self.clip > 0 and math.isfinite(self.clip)),
@@ -697,7 +707,7 @@ def number(text: str) -> float:
 
 
 def _training(keys: Mapping[str, Any]) -> TrainingStudy:
-    _check_keys(keys, TrainingStudy, required=("model", "cohort"), place="[training]")
+    _check_keys(keys, TrainingStudy, required=("cohort",), place="[training]")
     return TrainingStudy(**keys)
 
 

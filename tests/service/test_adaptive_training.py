@@ -89,10 +89,10 @@ def model_of(admin: Admin, study_id: str) -> bytes:
     return admin.ask(lambda client: client.model(study_id))
 
 
-def differ(ones: list[float], others: list[float]) -> bool:
+def differ(ones: list[float | None], others: list[float | None]) -> bool:
     return bool(stats.ttest_ind(ones, others, equal_var=False).pvalue < FALSE_ALARM)
 
 
-def accuracy_of(parameters: bytes, data: Federated) -> float:
+def accuracy_of(parameters: bytes, data: Federated) -> float | None:
     model = models.make("softmax", inputs=INPUTS, classes=3, seed=0)
     return evaluate(model, torch.tensor(np.frombuffer(parameters, dtype="<f4")), data)[0]

@@ -271,7 +271,12 @@ def fold_command(
 @click.option("--resume", is_flag=True, help="Continue from the checkpoint, with the same ledger.")
 @click.option("--metrics", type=_STUDY, help="Append one line of JSON per round to this file.")
 @click.option("--tensorboard", type=_STUDY, help="Write the metrics to this TensorBoard folder.")
-@click.option("--model", "model_file", type=_STUDY, help="Write the parameters to this file.")
+@click.option(
+    "--model",
+    "model_file",
+    type=_STUDY,
+    help="Write the parameters to this file, or to FILE.onnx the model.",
+)
 @click.option(
     "--device", default="cpu", show_default=True, help="PyTorch device: cpu, cuda, cuda:1."
 )
@@ -355,7 +360,8 @@ def train_command(
         return
     click.echo(repr(release))
     for entry in release.history:
-        line = f"  round {entry.round:>6,}  accuracy {entry.accuracy:.4f}  rate {entry.rate:.3g}"
+        figures = f"accuracy {entry.accuracy:.4f}  " if entry.accuracy is not None else ""
+        line = f"  round {entry.round:>6,}  {figures}rate {entry.rate:.3g}"
         click.echo(line)
     print_bill(release)
 

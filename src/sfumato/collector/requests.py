@@ -77,6 +77,11 @@ class Request:
                 f"{' or '.join(trusts)}"
             )
         if study.training is not None:
+            if study.training.model is None:
+                raise StudyError(
+                    "a collector cannot train a module of your own: devices have no code for it",
+                    hint="name a model (training.model), or train in one process (sfumato.train)",
+                )
             study = replace(study, training=_in_passes(study.training))
         for key, (least, most) in LIMITS.items():
             value = getattr(study, key)

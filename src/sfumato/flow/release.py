@@ -243,7 +243,7 @@ class Release:
         return (self.to_json() + "\n").encode()
 
     @property
-    def model(self) -> bytes | None:
+    def model_bytes(self) -> bytes | None:
         """The parameters of a model, which are not part of its plain data."""
         return None
 
@@ -621,7 +621,7 @@ class ModelRelease(Release):
         return cls(parameters=parameters, digest=digest_of(parameters), count=count, **others)
 
     @property
-    def model(self) -> bytes:
+    def model_bytes(self) -> bytes:
         return self.parameters
 
     def head(self) -> dict[str, Any]:

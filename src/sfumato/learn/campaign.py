@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sfumato.errors import MismatchError
 from sfumato.flow.aggregation import Plain
@@ -68,9 +68,14 @@ class TrainingCampaign(Campaign):
     cells_sent: int = 0
 
     @classmethod
-    def begin(cls, design: TrainingDesign, device: torch.device | str = "cpu") -> TrainingCampaign:
-        """A campaign before its first round; the design's seed gives the parameters."""
-        flat = models.flatten(design.make()).to(device)
+    def begin(
+        cls,
+        design: TrainingDesign,
+        device: torch.device | str = "cpu",
+        model: nn.Module | None = None,
+    ) -> TrainingCampaign:
+        """A campaign before its first round, from the parameters of a model, or of the design's."""
+        flat = models.flatten(design.make() if model is None else model).to(device)
         sizing = design.compression.start(flat.numel(), design.largest)
         return cls(design, flat, sizing, design.clip)
 

@@ -6,14 +6,20 @@ count for nothing; a client that is done is not touched again. A client computes
 compute alone: a plain loop over its batches gives the same numbers up to rounding, whatever the
 size of the chunk.
 
-`gradients` computes the gradients of each kind of model. Everything runs on the device of the
-parameters and of the clients' examples.
+`gradients` computes the gradients of each kind of model. Clients of any other model train one after
+another, in that plain loop: each has a copy of the module, and random numbers from a seed of its
+own, so that no client changes what another computes, whatever the module does or keeps. Everything
+runs on the device of the parameters and of the clients' examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +28,8 @@ from sfumato.errors import SpecError
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
 from sfumato.learn.data import IGNORED, Clients
-from sfumato.learn.gradients import Engine, engine_of, views
+from sfumato.learn.gradients import Engine, cross_entropy, engine_of, targets_of, views
+from sfumato.learn.own_model import Loss, OwnModel
 from sfumato.spec import require
 
 
@@ -33,7 +40,8 @@ class Updates:
 
     `members` are positions in the cohort, on the CPU. `deltas`, (members, parameters), are new
     minus old parameters, zero for a client without examples. `examples` counts the different
-    examples used. `loss` is the mean over targets, each taken before the step it was part of.
+    examples used. `loss` is the mean over targets (over examples, with a loss of your own), each
+    taken before the step it was part of.
     """
 
     members: Tensor
@@ -46,21 +54,61 @@ class Updates:
         return f"Updates(of {len(self.members)} clients)"
 
 
-def check_fit(model: nn.Module, clients: Clients) -> None:
-    """Raise SpecError unless the model takes these inputs and has a class for each target.
+def check_fit(model: nn.Module, clients: Clients, loss: Loss = cross_entropy) -> None:
+    """Raise SpecError unless the model takes these inputs, keeps its buffers, and has a class for
+    each target, or the loss takes its outputs and the targets.
 
-    Runs the model on one example and checks all targets: once before training, not every round.
+    Runs a copy of the model on one example and checks all targets: once before training, not every
+    round.
     """
     if clients.targets.numel() == 0:
         return
+    model = copy.deepcopy(model)
+    device = next(model.parameters()).device
+    first = torch.tensor([0, 0])  # twice, since some layers need more than one example
+    inputs, targets = clients.inputs[first].to(device), clients.targets[first].to(device)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
     try:
-        with torch.no_grad():
-            device = next(model.parameters()).device
-            logits = model(clients.inputs[:1].to(device))
-    except (RuntimeError, IndexError) as problem:
+        with _drawing_from(0, device):
+            outputs = model(inputs)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise SpecError(
             f"the model does not take inputs of shape {tuple(clients.inputs.shape[1:])}: {problem}"
         ) from problem
+    for name, value in model.named_buffers():
+        if name not in buffers or not torch.equal(value, buffers[name]):
+            raise SpecError(
+                f"the model's buffer {name} changes in training, as the running statistics of "
+                "BatchNorm do; clipping and noise protect parameters only",
+                hint="use GroupNorm or LayerNorm, or freeze the layer with .eval()",
+            )
+    if loss is cross_entropy:
+        _check_classes(model, clients, outputs)
+        return
+    try:
+        value = loss(outputs, targets)
+    except (RuntimeError, IndexError, ValueError, TypeError) as problem:
+        raise SpecError(
+            f"the loss does not take outputs of shape {tuple(outputs.shape[1:])} with targets of "
+            f"shape {tuple(targets.shape[1:])}, {targets.dtype}: {problem}"
+        ) from problem
+    if not (isinstance(value, Tensor) and value.ndim == 0 and value.requires_grad):
+        raise SpecError(
+            "the loss of a batch must be one number that depends on the parameters, such as a "
+            'mean (reduction="mean")'
+        )
+
+
+def _check_classes(model: nn.Module, clients: Clients, logits: Tensor) -> None:
+    if clients.targets.is_floating_point():
+        raise SpecError(
+            "targets must be whole numbers, the classes that cross-entropy needs; they are "
+            "real numbers",
+            hint="call sfumato.train with a loss for them, such as torch.nn.MSELoss()",
+        )
+    least = int(clients.targets.min())
+    require(least >= IGNORED, f"targets must be at least −1, which is ignored; got {least}")
+    logits = logits[:1]
     if logits.shape[:-1] != clients.targets[:1].shape:
         raise SpecError(
             f"the model must give classes for targets of shape {tuple(clients.targets.shape[1:])};"
@@ -86,20 +134,27 @@ def updates(
     *,
     generator: torch.Generator,
     chunk: int = 16,
+    own: OwnModel | None = None,
 ) -> Iterator[Updates]:
-    """Train the clients of a cohort from the parameters `flat`, `chunk` of them at a time.
+    """Train the clients of a cohort from the parameters `flat`, `chunk` of them at a time; those of
+    an `own` model, which `model` is a copy of, one after another.
 
     Clients with similar numbers of batches train together, so chunks are not in the order of
     `cohort`; `Updates.members` says which clients a chunk has. The generator must be on the CPU and
     is used before this returns. Up to rounding, results do not depend on `chunk` or the device.
     """
     require(chunk >= 1, f"chunk must be at least 1; got {chunk}")
-    engine = engine_of(model, clients, flat.device)
+    engine = engine_of(model, flat.device) if own is None else None
     schedule = make_schedule(model, flat, clients, cohort, training, generator)
+    fill = (
+        _one_by_one(model, own, len(schedule.queue), generator)
+        if engine is None
+        else partial(_fill, engine)
+    )
 
     def chunks() -> Iterator[Updates]:
         for start in range(0, len(schedule.queue), chunk):
-            yield _train(engine, flat, clients, schedule, schedule.queue[start : start + chunk])
+            yield _train(fill, flat, clients, schedule, schedule.queue[start : start + chunk])
 
     return chunks()
 
@@ -163,9 +218,10 @@ class Batches:
         index = examples[step, :rows, :width]
         flat_index = index.reshape(-1)
         inputs = clients.inputs.index_select(0, flat_index)
-        if inputs.is_floating_point():
-            inputs = inputs.to(kind)
         targets = clients.targets.index_select(0, flat_index)
+        inputs, targets = (
+            part.to(kind) if part.is_floating_point() else part for part in (inputs, targets)
+        )
         inputs = inputs.view(rows, width, *inputs.shape[1:])
         targets = targets.view(rows, width, *targets.shape[1:])
         if not self.full[step]:
@@ -238,16 +294,17 @@ def _shuffled(
     return (first[owner] + rank)[shuffle], owner, rank
 
 
+_Fill: TypeAlias = Callable[[Tensor, Clients, Schedule, Tensor, Tensor, Tensor], None]
+"""Trains the members, and writes their updates and mean losses to the last two tensors."""
+
+
 @torch.no_grad()
 def _train(
-    engine: Engine, flat: Tensor, clients: Clients, schedule: Schedule, members: Tensor
+    fill: _Fill, flat: Tensor, clients: Clients, schedule: Schedule, members: Tensor
 ) -> Updates:
     deltas = flat.new_empty(len(members), len(flat))
     loss = flat.new_zeros(len(members))
-    group = len(members) if engine.together else 1
-    for start in range(0, len(members), group):
-        part = slice(start, start + group)
-        _fill(engine, flat, clients, schedule, members[part], deltas[part], loss[part])
+    fill(flat, clients, schedule, members, deltas, loss)
     # The sum is not finite where an entry is not; an update whose sum overflows is not used either.
     sound = torch.isfinite(deltas.sum(dim=1)) & torch.isfinite(loss)
     examples = schedule.examples_used(members).to(flat.device)
@@ -263,7 +320,7 @@ def _fill(
     state: Tensor,
     loss: Tensor,
 ) -> None:
-    """Write the members' updates to `state` and their mean losses to `loss`, which is zero."""
+    """Train the members together; `loss` is zero."""
     batches = schedule.batches(members)
     examples, valid = batches.examples.to(flat.device), batches.valid.to(flat.device)
     once, twice = (*batches.active, 0, 0)[:2]  # clients with at least one step, with at least two
@@ -283,3 +340,66 @@ def _fill(
             state[:twice] += flat
     state[:twice] -= flat
     loss /= counts.clamp(min=1)
+
+
+def _one_by_one(
+    model: nn.Module, own: OwnModel | None, count: int, generator: torch.Generator
+) -> _Fill:
+    """Train clients one after another, with PyTorch alone: slow, and right for every module."""
+    loss_of, optimizer = (own.loss, own.optimizer) if own else (cross_entropy, None)
+    seeds = torch.randint(1 << 62, (count,), generator=generator).tolist()
+
+    @torch.enable_grad()
+    def train(
+        flat: Tensor, clients: Clients, schedule: Schedule, member: int
+    ) -> tuple[Tensor, Tensor]:
+        """The parameters after a client's local training, and its mean loss."""
+        batches = schedule.batches(torch.tensor([member]))
+        examples, valid = batches.examples.to(flat.device), batches.valid.to(flat.device)
+        copied = copy.deepcopy(model)
+        models.assign(copied, flat)
+        parameters = list(models.trainable(copied).values())
+        stepper = optimizer(parameters) if optimizer else None
+        total, counted = flat.new_zeros(()), flat.new_zeros(())
+        for step in range(len(batches.active)):
+            inputs, targets = batches.gather(clients, step, examples, valid, flat.dtype)
+            copied.zero_grad()
+            loss = loss_of(copied(inputs[0]), targets[0])
+            torch.autograd.backward(loss)
+            if stepper is not None:
+                stepper.step()
+            else:
+                _descend(parameters, schedule.training.learning_rate)
+            count = targets_of(targets)[0] if loss_of is cross_entropy else len(targets[0])
+            total, counted = total + loss.detach() * count, counted + count
+        return models.flatten(copied), total / counted.clamp(min=1)
+
+    def fill(
+        flat: Tensor,
+        clients: Clients,
+        schedule: Schedule,
+        members: Tensor,
+        state: Tensor,
+        loss: Tensor,
+    ) -> None:
+        for place, member in enumerate(members.tolist()):
+            with _drawing_from(seeds[member], flat.device):
+                trained, loss[place] = train(flat, clients, schedule, member)
+            torch.sub(trained, flat, out=state[place])
+
+    return fill
+
+
+@torch.no_grad()
+def _descend(parameters: list[nn.Parameter], rate: float) -> None:
+    for value in parameters:
+        if value.grad is not None:
+            value.add_(value.grad, alpha=-rate)
+
+
+@contextmanager
+def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of layers come from this seed; the process's generators stay as they are."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

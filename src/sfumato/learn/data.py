@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sfumato import files
 from sfumato.errors import DataError, SpecError
 from sfumato.kernels import I64
 from sfumato.spec import require
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+Examples: TypeAlias = tuple[npt.ArrayLike | Tensor, npt.ArrayLike | Tensor]
+"""Inputs and targets, one of each for every example."""
 IGNORED = -1  # a target that counts for nothing
 PAD, BEGIN, END, UNKNOWN = range(4)  # symbols that are neither characters nor words
 CHARACTERS = (
@@ -45,8 +48,8 @@ class Clients:
     """The examples of many clients, grouped by client.
 
     Client i holds examples `offsets[i]` to `offsets[i + 1]` − 1. `inputs` is (examples, …),
-    `targets` (examples,) or (examples, time), int64. `offsets`, (clients + 1,), stays on the CPU,
-    where work is scheduled.
+    `targets` (examples, …) as well: int64 for classes, or floating-point numbers. `offsets`,
+    (clients + 1,), stays on the CPU, where work is scheduled.
     """
 
     inputs: Tensor
@@ -69,7 +72,10 @@ class Clients:
                 f"{name} must have the last offset's number of examples, {int(offsets[-1])};"
                 f" got shape {tuple(part.shape)}",
             )
-        require(self.targets.dtype == torch.int64, "targets must be int64")
+        require(
+            self.targets.dtype == torch.int64 or self.targets.is_floating_point(),
+            f"targets must be int64 or floating-point numbers; got {self.targets.dtype}",
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -120,6 +126,108 @@ class Federated:
             and self.test_targets.shape[1:] == self.train.targets.shape[1:]
             and self.test_inputs.shape[0] == self.test_targets.shape[0],
             "test examples must have the shapes of the training examples, and one target each",
+        )
+
+    @classmethod
+    def of(
+        cls,
+        clients: Mapping[Any, Examples] | Sequence[Examples],
+        *,
+        test: Examples | None = None,
+        public_test: bool = False,
+        name: str = "clients",
+    ) -> Federated:
+        """Examples in memory: each client's inputs and targets, as arrays or tensors, and those to
+        test on.
+
+        Inputs are real numbers, or whole numbers ≥ 0 that stand for symbols; targets are classes,
+        or real numbers for a loss of your own.
+
+        >>> Federated.of({"ann": ([[0.5, 1.0]], [1]), "bob": ([[0.1, 0.2], [0.3, 0.4]], [0, 1])})
+        Federated('clients', Clients(2 clients, 3 examples), 0 test examples)
+        """
+        values = clients.values() if isinstance(clients, Mapping) else clients
+        parts = [_pair(f"client {number}", each) for number, each in enumerate(values)]
+        offsets = torch.tensor([0, *(len(targets) for _, targets in parts)]).cumsum(0)
+        parts = [part for part in parts if len(part[1])]
+        if not parts:
+            raise DataError("at least one client must have examples")
+        inputs, targets = parts[0]
+        held_out = (inputs[:0], targets[:0]) if test is None else _pair("the test set", test)
+        shapes = {(each.shape[1:], others.shape[1:]) for each, others in (*parts, held_out)}
+        if len(shapes) > 1:
+            several = " and ".join(sorted(f"{tuple(one)}, {tuple(two)}" for one, two in shapes))
+            raise DataError(
+                f"all inputs must have one shape, and so must all targets; got {several}"
+            )
+        return cls(
+            train=Clients(
+                torch.cat([each for each, _ in parts]),
+                torch.cat([each for _, each in parts]),
+                offsets,
+            ),
+            test_inputs=held_out[0],
+            test_targets=held_out[1],
+            name=name,
+            public_test=public_test,
+        )
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        *,
+        client: str,
+        targets: str | Sequence[str],
+        split: str | None = None,
+        public_test: bool = False,
+        name: str = "table",
+    ) -> Federated:
+        """Examples as rows of a data frame, an Arrow table or a mapping of columns.
+
+        The column `client` says whose a row is, one or several columns are `targets`, and `split`
+        is 1 in the rows to test on. All other columns are inputs, as real numbers.
+
+        >>> homes = {"owner": ["a", "b", "a"], "area": [50, 70, 65], "price": [1.5, 2.5, 2.0]}
+        >>> Federated.from_table(homes, client="owner", targets="price")
+        Federated('table', Clients(2 clients, 3 examples), 0 test examples)
+        """
+        columns = files.table(table)
+        outputs = (targets,) if isinstance(targets, str) else tuple(targets)
+        others = (client, *outputs, *(() if split is None else (split,)))
+        for column in others:
+            if column not in columns.column_names:
+                raise DataError(
+                    f"the table has no column {column!r}; it has {', '.join(columns.column_names)}"
+                )
+            if columns.column(column).null_count:
+                raise DataError(f"column {column!r} of the table must have a value in every row")
+        rest = [column for column in columns.column_names if column not in others]
+        if not rest:
+            raise DataError("the table must have columns of inputs beside the others; it has none")
+        held_out = np.zeros(len(columns), dtype=np.bool_)
+        if split is not None:
+            held_out = columns.column(split).to_numpy() == 1
+        numbers = [columns.column(column).to_numpy() for column in rest]
+        answers = [columns.column(column).to_numpy() for column in outputs]
+        inputs, goals = _pair(
+            "the table",
+            (
+                np.column_stack([*numbers, np.zeros((len(columns), 0))]),
+                answers[0] if isinstance(targets, str) else np.column_stack(answers),
+            ),
+        )
+        owner = columns.column(client).combine_chunks().dictionary_encode().indices.to_numpy()
+        clients, number = np.unique(owner[~held_out], return_inverse=True)
+        train, test = torch.from_numpy(~held_out), torch.from_numpy(held_out)
+        return cls(
+            train=group_by_client(
+                inputs[train], goals[train], torch.from_numpy(number), len(clients)
+            ),
+            test_inputs=inputs[test],
+            test_targets=goals[test],
+            name=name,
+            public_test=public_test,
         )
 
     @property
@@ -332,26 +440,23 @@ def load(path: Path | str) -> Federated:
     """Your own data: an .npz with `inputs`, `targets`, `client` and, optionally, `split`.
 
     `inputs` is (examples, …): floating-point numbers, or whole numbers ≥ 0 that stand for symbols.
-    `targets` is (examples,) or (examples, time), classes from 0 and −1 for none. `client` has the
-    number of each example's client, any whole numbers, and `split` is 0 to train and 1 to test;
-    without it there are no test examples. Clients are renumbered in the order of these numbers.
+    `targets` is (examples,) or (examples, time), classes from 0 and −1 for none, or floating-point
+    numbers of any shape, for a module and a loss of your own. `client` has the number of each
+    example's client, any whole numbers, and `split` is 0 to train and 1 to test; without it there
+    are no test examples. Clients are renumbered in the order of these numbers.
     """
     parts = _npz(path, ("inputs", "targets", "client"), ("split",))
     examples = len(parts["inputs"])
     for name, part in parts.items():
         _same_length(path, name, part, examples)
-        if name != "inputs" and part.dtype.kind not in "iu":
+        if name in ("client", "split") and part.dtype.kind not in "iu":
             raise DataError(f"{name} of {path} must be whole numbers; got {part.dtype}")
     if examples == 0:
         raise DataError(f"{path} has no examples")
     for name in ("client", "split"):
         if name in parts and parts[name].ndim != 1:
             raise DataError(f"{name} of {path} must be one number per example")
-    targets = torch.from_numpy(parts["targets"].astype(np.int64))
-    if targets.ndim > 2:
-        raise DataError(f"targets of {path} must be (examples,) or (examples, time)")
-    if int(targets.min() if targets.numel() else 0) < IGNORED:
-        raise DataError(f"targets of {path} must be at least −1; got {int(targets.min())}")
+    targets = _targets(path, parts["targets"])
     split = parts.get("split", np.zeros(examples, dtype=np.int64))
     if not np.isin(split, (0, 1)).all():
         raise DataError(f"split of {path} must be 0 (train) or 1 (test) everywhere")
@@ -396,18 +501,48 @@ def save(path: Path | str, federated: Federated) -> None:
     )
 
 
+def _pair(place: str, part: Examples) -> tuple[Tensor, Tensor]:
+    """A client's inputs and targets as tensors."""
+    try:
+        inputs, targets = map(_array, part)
+    except (TypeError, ValueError) as problem:
+        raise DataError(f"{place} must be a pair, inputs and targets: {problem}") from problem
+    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
+        raise DataError(
+            f"{place} must have as many targets as inputs; got shapes {inputs.shape} and "
+            f"{targets.shape}"
+        )
+    return _inputs(place, inputs), _targets(place, targets)
+
+
+def _array(values: Any) -> npt.NDArray[np.generic]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+    return np.asarray(values)
+
+
+def _targets(path: Path | str, values: npt.NDArray[np.generic]) -> Tensor:
+    if values.dtype.kind == "f":
+        return _finite(f"targets of {path}", values)
+    if values.dtype.kind not in "iub":
+        raise DataError(f"targets of {path} must be numbers; got {values.dtype}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _finite(what: str, values: npt.NDArray[np.generic]) -> Tensor:
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+    if bad.size:
+        raise DataError(f"{what} must be finite; example {bad[0]} and {bad.size - 1} more are not")
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    if not np.isfinite(single).all():
+        raise DataError(f"{what} must fit in 32 bits: below 3.4e38 in size")
+    return torch.from_numpy(single)
+
+
 def _inputs(path: Path | str, values: npt.NDArray[np.generic]) -> Tensor:
     if values.dtype.kind == "f":
-        bad = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        if bad.size:
-            raise DataError(
-                f"inputs of {path} must be finite; example {bad[0]} and {bad.size - 1} more are not"
-            )
-        with np.errstate(over="ignore"):
-            single = values.astype(np.float32)
-        if not np.isfinite(single).all():
-            raise DataError(f"inputs of {path} must fit in 32 bits: below 3.4e38 in size")
-        return torch.from_numpy(single)
+        return _finite(f"inputs of {path}", values)
     if values.dtype.kind not in "iu":
         raise DataError(f"inputs of {path} must be numbers; got {values.dtype}")
     symbols = torch.from_numpy(values.astype(np.int64))

@@ -34,7 +34,7 @@ from sfumato.questions.promise import masked_influence
 from sfumato.questions.question import Participation, Plan, QuestionDefaults, Seeded
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch
-from sfumato.spec import LARGEST_INTEGER, digest, kind_of, require, spec
+from sfumato.spec import LARGEST_INTEGER, digest, kind_of, later, require, spec
 
 LEAST_DRAWN = LARGEST_SCALE["gaussian"] / 8  # of noise on tables that are coarse because of it
 ROWS = 15  # of a sketch, by default; as in the paper
@@ -137,7 +137,7 @@ class TrainingDesign(QuestionDefaults):
         answers in at most one cohort of a pass, and nothing must stay secret.
     """
 
-    model: str
+    model: str | None
     inputs: int | None = None
     classes: int | None = None
     hidden: int | None = None
@@ -156,8 +156,13 @@ class TrainingDesign(QuestionDefaults):
     dropout: float = 0.0  # share of a cohort that does not answer
     secure: SecureSum | None = None
     seed: int  # of the model and the sketches: public
+    own_parameters: int | None = later(None)  # their number, if the model has no name
 
     def check(self) -> None:
+        require(
+            (self.model is None) == (self.own_parameters is not None),
+            "a design must have the name of a model, or the number of its parameters",
+        )
         for name in ("clients", "cohort", "rounds", "rows"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(
@@ -283,7 +288,7 @@ class TrainingDesign(QuestionDefaults):
     def parameters(self) -> dict[str, Any]:
         """The main parameters, for people to read."""
         return {
-            "model": self.model,
+            "model": self.model or models.OWN,
             "clients": self.clients,
             "cohort": self.cohort,
             "sampling": self.sampling,
@@ -359,6 +364,11 @@ class TrainingDesign(QuestionDefaults):
         """The largest squared norm of a round's sum, divided by the noise's variance."""
         return (self.cohort / self.multiplier) ** 2 if self.multiplier else math.inf
 
+    @property
+    def length(self) -> int:
+        """The number of the model's parameters."""
+        return self.own_parameters or models.count(self.make())
+
     def make(self) -> nn.Module:
         return models.make(
             self.model, inputs=self.inputs, classes=self.classes, hidden=self.hidden, seed=self.seed
@@ -366,6 +376,8 @@ class TrainingDesign(QuestionDefaults):
 
     def model_terms(self, parameters: bytes, round: int) -> ModelTerms:
         """The terms for a client that trains from these parameters in a round."""
+        if self.model is None:
+            raise SpecError(f"devices have no code for {models.OWN}; name one of the models")
         return ModelTerms(
             model=self.model,
             inputs=self.inputs,

@@ -45,6 +45,7 @@ from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import LEAST_DRAWN
+from sfumato.learn.own_model import OwnModel, loss_of, model_of
 from sfumato.learn.training import NoLedger, evaluate
 from sfumato.privacy import (
     Account,
@@ -599,7 +600,7 @@ class DiffSketchDesign(QuestionDefaults):
     clients must then be in every round.
     """
 
-    model: str = "softmax"  # or "small_lstm", of 39,720 parameters, or another of `models`
+    model: str | None = "softmax"  # or "small_lstm", of 39,720 parameters, or another of `models`
     inputs: int | None = None
     classes: int | None = None
     clients: int
@@ -611,8 +612,13 @@ class DiffSketchDesign(QuestionDefaults):
     """Draw a cohort with replacement, clients in proportion to their examples (algorithm 4's p_k),
     instead of all cohorts alike. The number of examples is private, so nothing is promised."""
     seed: int  # of the model: public
+    own_parameters: int | None = later(None)  # their number, if the model has no name
 
     def check(self) -> None:
+        require(
+            (self.model is None) == (self.own_parameters is not None),
+            "a design must have the name of a model, or the number of its parameters",
+        )
         require(
             not self.by_examples or self.exchange.noise_multiplier == 0,
             "a cohort that is drawn by the number of examples has no accounted cost; leave out "
@@ -636,8 +642,8 @@ class DiffSketchDesign(QuestionDefaults):
 
     def __repr__(self) -> str:
         return (
-            f"DiffSketchDesign({self.model}, {self.cohort} of {self.clients} clients, "
-            f"{self.rounds} rounds, {self.exchange!r})"
+            f"DiffSketchDesign({self.model or models.OWN}, {self.cohort} of {self.clients} "
+            f"clients, {self.rounds} rounds, {self.exchange!r})"
         )
 
     def make(self) -> nn.Module:
@@ -647,7 +653,7 @@ class DiffSketchDesign(QuestionDefaults):
 
     @property
     def length(self) -> int:
-        return models.count(self.make())
+        return self.own_parameters or models.count(self.make())
 
     @property
     def devices(self) -> int:
@@ -689,7 +695,7 @@ class DiffSketchDesign(QuestionDefaults):
         """The main parameters, for people to read."""
         exchange = self.exchange
         return {
-            "model": self.model,
+            "model": self.model or models.OWN,
             "clients": self.clients,
             "cohort": self.cohort,
             "rounds": self.rounds,
@@ -830,13 +836,15 @@ def gather(exchange: Exchange, task: Task, vectors: F32, *, round: int, rng: Rng
 
 @dataclass(slots=True, repr=False)
 class SketchedTraining:
-    """Run a design on clients; the same seed gives the same run, and keeps no promise."""
+    """Run a design on clients; the same seed gives the same run, and keeps no promise. `own` is the
+    model of a design without a name for it."""
 
     design: DiffSketchDesign
     data: Federated
     seed: int | None  # of cohorts, batches and noise; None: they are secret
     delta: float = 1e-5
     ledger: Account = field(default_factory=NoLedger)
+    own: OwnModel | None = None
     model: nn.Module = field(init=False)
     campaign: SketchCampaign = field(init=False)
     workers: Tensor | None = field(init=False, default=None)  # their own models, with correction
@@ -848,8 +856,8 @@ class SketchedTraining:
             raise SpecError(
                 f"the design is for {self.design.clients} clients; the data has {clients}"
             )
-        self.model = self.design.make()
-        check_fit(self.model, self.data.train)
+        self.model = model_of(self.design, self.own)
+        check_fit(self.model, self.data.train, loss_of(self.own))
         self.campaign = SketchCampaign(self.design, models.flatten(self.model))
         if self.design.exchange.correction:
             self.workers = self.campaign.flat.repeat(clients, 1)
@@ -885,12 +893,13 @@ class SketchedTraining:
                 bits=design.exchange.bits(campaign.flat.numel()),
                 claimed=tuple(claimed),
                 noised=sum(each > (sketch.epsilon or 0) for each in claimed) if sketch else 0,
-                accuracy=self.accuracy() if is_evaluated else None,
+                accuracy=self.evaluate()[0] if is_evaluated else None,
                 privacy=self.privacy,
             )
 
-    def accuracy(self) -> float:
-        return evaluate(self.model, self.flat, self.data)[0]
+    def evaluate(self) -> tuple[float | None, float | None]:
+        """Accuracy and mean loss on the test set."""
+        return evaluate(self.model, self.flat, self.data, loss_of(self.own))
 
     def cohort(self, round: int) -> npt.NDArray[np.int64]:
         """The clients of a round; drawn by examples, one may be there several times."""
@@ -922,8 +931,9 @@ class SketchedTraining:
         place = 0
         for flat, members in groups:
             for part in updates(
-                self.model, flat, self.data.train, members, design.local, generator=generator
-            ):
+                self.model, flat, self.data.train, members, design.local, generator=generator,
+                own=self.own,
+            ):  # fmt: skip
                 deltas = part.deltas.masked_fill(~part.sound[:, None], 0)
                 vectors[place + part.members.numpy()] = deltas.numpy()
             place += len(members)

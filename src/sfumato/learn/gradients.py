@@ -1,9 +1,8 @@
-"""Gradients of many clients at once, for each kind of model.
+"""Gradients of many clients at once, for each kind of the papers' models.
 
-Stacks of linear layers and rectifiers have handwritten gradients, and a recurrent layer is one
-function with its own gradient. Convolutions are products with patches on a GPU; on a CPU such a
-model trains one client after another, which is faster. Any other module goes through
-`torch.func.vmap`.
+Perceptrons have handwritten gradients, and a recurrent layer is one function with its own gradient.
+Convolutions are products with patches on a GPU; on a CPU such a model trains one client after
+another, which is faster. So does any other module (`clients`).
 """
 
 from __future__ import annotations
@@ -17,29 +16,16 @@ from torch.nn import functional
 
 from sfumato.errors import SpecError
 from sfumato.learn import models
-from sfumato.learn.data import IGNORED, Clients
+from sfumato.learn.data import IGNORED
 
 Tensors: TypeAlias = list[Tensor]
 Pair: TypeAlias = tuple[Tensor, Tensor]
-
-_STATEFUL = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-)  # layers that draw random numbers or keep state in training
 
 
 class Engine(Protocol):
     """Computes the gradients of one kind of model."""
 
     model: nn.Module
-    together: bool  # whether a step is for many clients; else for one
 
     def step(
         self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
@@ -55,25 +41,22 @@ def views(model: nn.Module, state: Tensor) -> Tensors:
     return list(models.unflatten(model, state).values())
 
 
-def engine_of(model: nn.Module, clients: Clients, device: torch.device) -> Engine:
-    plain = all(value.requires_grad for value in model.parameters())
-    if plain and isinstance(model, models.Recurrent):
+def engine_of(model: nn.Module, device: torch.device) -> Engine | None:
+    """The engine of one of the papers' models; None for a model whose clients train one by one."""
+    if not all(value.requires_grad for value in model.parameters()):
+        return None
+    if isinstance(model, models.Recurrent):
         return Batched(model, _recurrent(model))
-    if plain and type(model) is nn.Sequential and clients.targets.ndim == 1:
-        layers = list(model)
-        if _is_linear_stack(layers, clients.inputs):
-            return Linear(model)
-        if _is_convolutional(layers, clients.inputs):
-            if device.type == "cpu":  # one client's weights fit in the cache; those of many do not
-                return Single(model)
-            return Batched(model, convolutional(layers))
-    for layer in model.modules():
-        if layer.training and isinstance(layer, _STATEFUL):
-            raise SpecError(
-                f"{type(layer).__name__} cannot be trained for many clients at once: it draws"
-                " random numbers or keeps state; call model.eval(), or leave it out"
-            )
-    return Vectorised(model)
+    if isinstance(model, models.Perceptron):
+        return Linear(model)
+    if isinstance(model, models.Convolutional) and device.type != "cpu":
+        return Batched(model, convolutional(list(model)))
+    return None  # on a CPU, one client's convolutions fit in the cache; those of many do not
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of classes, without targets that are ignored: the loss by default."""
+    return _losses(outputs, targets).sum() / (targets != IGNORED).sum().clamp(min=1)
 
 
 def _losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -101,60 +84,8 @@ def _write(into: Tensors, gradients: Sequence[Tensor], rate: float, first: bool)
             place.add_(gradient, alpha=-rate)
 
 
-class Vectorised:
-    """Any module, through vmap: one gradient per client."""
-
-    together = True
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        names = list(models.trainable(model))
-
-        def loss(parameters: Tensors, inputs: Tensor, targets: Tensor) -> Any:
-            named = dict(zip(names, parameters, strict=True))
-            logits = torch.func.functional_call(model, named, (inputs,))
-            total = _losses(logits, targets).sum()
-            return total / (targets != IGNORED).sum().clamp(min=1), total
-
-        self._gradients = torch.func.vmap(torch.func.grad(loss, has_aux=True))
-
-    def step(
-        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
-    ) -> Pair:
-        inputs, targets = batch
-        gradients, sums = self._gradients(parameters, inputs, targets)
-        _write(into, gradients, rate, first)
-        return sums, targets_of(targets)
-
-
-class Single:
-    """One client at a time, through the module itself."""
-
-    together = False
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._names = list(models.trainable(model))
-
-    def step(
-        self, parameters: Tensors, into: Tensors, batch: Pair, rate: float, first: bool
-    ) -> Pair:
-        inputs, targets = batch
-        counts = targets_of(targets)
-        with torch.enable_grad():
-            leaves = [each[0].detach().requires_grad_() for each in parameters]
-            named = dict(zip(self._names, leaves, strict=True))
-            logits = torch.func.functional_call(self.model, named, (inputs[0],))
-            total = _losses(logits, targets[0]).sum()
-            gradients = torch.autograd.grad(total / counts[0].clamp(min=1), leaves)
-        _write(into, [each[None] for each in gradients], rate, first)
-        return total.detach()[None], counts
-
-
 class Batched:
     """A forward pass for many clients at once; the sum of their losses gives all gradients."""
-
-    together = True
 
     def __init__(self, model: nn.Module, logits: Callable[[Tensors, Tensor], Tensor]) -> None:
         self.model = model
@@ -175,8 +106,6 @@ class Batched:
 
 class Linear:
     """Linear layers with rectifiers between them, and a handwritten gradient."""
-
-    together = True
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -229,56 +158,6 @@ class Linear:
     def backward(self, back: Tensor, weight: Tensor, entering: Tensor, same: bool) -> Tensor:
         below = back @ weight[0] if same else torch.bmm(back, weight)
         return below.mul_(entering > 0)
-
-
-def _is_linear_stack(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
-    """Whether these are linear layers with rectifiers between them, for flat examples."""
-    if layers and isinstance(layers[0], nn.Flatten):
-        layers = layers[1:] if _is_supported(layers[0]) else ()
-    elif inputs.ndim != 2:
-        return False
-    return (
-        len(layers) % 2 == 1
-        and all(_is_supported(layer) for layer in layers)
-        and all(type(layer) is nn.Linear for layer in layers[::2])
-        and all(type(layer) is nn.ReLU for layer in layers[1::2])
-    )
-
-
-def _is_convolutional(layers: Sequence[nn.Module], inputs: Tensor) -> bool:
-    """Whether these are convolutions of images, one flattening, and linear layers."""
-    flattened = [at for at, layer in enumerate(layers) if isinstance(layer, nn.Flatten)]
-    if len(flattened) != 1 or not all(_is_supported(layer) for layer in layers):
-        return False
-    images, rest = layers[: flattened[0]], layers[flattened[0] + 1 :]
-    squares = sum(isinstance(layer, models.Square) for layer in images)
-    return (
-        len(images) > 0
-        and (isinstance(images[0], models.Square) if squares else inputs.ndim == 4)
-        and squares <= 1
-        and not any(type(layer) is nn.Linear for layer in images)
-        and all(type(layer) in (nn.Linear, nn.ReLU) for layer in rest)
-    )
-
-
-def _is_supported(layer: nn.Module) -> bool:
-    """Whether `convolutional` and `Linear` implement this layer."""
-    if isinstance(layer, nn.Conv2d):
-        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return options == ((1, 1), (0, 0), (1, 1), 1) and layer.bias is not None
-    if isinstance(layer, nn.MaxPool2d):
-        return (
-            layer.stride == layer.kernel_size
-            and layer.padding == 0
-            and layer.dilation == 1
-            and not layer.ceil_mode
-            and not layer.return_indices
-        )
-    if isinstance(layer, nn.Flatten):
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    if isinstance(layer, nn.Linear):
-        return layer.bias is not None
-    return type(layer) in (nn.ReLU, models.Square)
 
 
 def convolutional(layers: Sequence[nn.Module]) -> Callable[[Tensors, Tensor], Tensor]:

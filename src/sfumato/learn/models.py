@@ -30,6 +30,7 @@ from sfumato.errors import DataError, SpecError
 from sfumato.flow.model_terms import digest_of
 from sfumato.spec import require
 
+OWN = "a module of your own"  # a model that has no name
 NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm")
 _INPUTS = {"softmax": 784, "mlp": 784, "cnn": 784, "char_lstm": 90, "word_lstm": 10_004}
 _CLASSES = {"softmax": 10, "mlp": 62, "cnn": 62, "char_lstm": 90, "word_lstm": 10_004}
@@ -47,6 +48,14 @@ class Square(nn.Module):
 
     def forward(self, examples: Tensor) -> Tensor:
         return examples.reshape(-1, 1, self.side, self.side)
+
+
+class Perceptron(nn.Sequential):
+    """Linear layers with rectifiers between them, for flattened examples."""
+
+
+class Convolutional(nn.Sequential):
+    """Convolutions of images, one flattening, and linear layers."""
 
 
 class Layer(nn.Module):
@@ -102,7 +111,7 @@ class Recurrent(nn.Module):
 
 
 def make(
-    name: str,
+    name: str | None,
     *,
     inputs: int | None = None,
     classes: int | None = None,
@@ -117,6 +126,11 @@ def make(
     >>> count(make("softmax", seed=1))
     7850
     """
+    if name is None:
+        raise SpecError(
+            f"this training is of {OWN}, which exists in Python only",
+            hint="run it there: sfumato.train(study, data, model=…)",
+        )
     if name not in NAMES:
         raise SpecError(f"a model must be one of {', '.join(NAMES)}; got {name!r}")
     inputs = _INPUTS[name] if inputs is None else inputs
@@ -135,9 +149,9 @@ def make(
 
 def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
     if name == "softmax":
-        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+        return Perceptron(nn.Flatten(), nn.Linear(inputs, classes))
     if name == "mlp":
-        return nn.Sequential(
+        return Perceptron(
             nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)
         )
     if name == "cnn":
@@ -147,7 +161,7 @@ def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
             f"the cnn takes square images of side 8 or more; got {inputs} numbers per example",
         )
         side_left = (side - 2) // 2 - 2
-        return nn.Sequential(
+        return Convolutional(
             Square(side),
             nn.Conv2d(1, 32, 3),
             nn.ReLU(),

@@ -40,6 +40,10 @@ from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import require
 from sfumato.study import Study, TrainingStudy
 
+OWN_ASSUMPTION = (
+    "the module, its first parameters, its loss and its optimizer were chosen without clients' "
+    "data, and clients' training of it leaves nothing outside their copies"
+)
 _SKETCHED = ("mode", "claimed_epsilon", "padding", "correction", "i_know_this_is_not_private")
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
@@ -49,6 +53,22 @@ _NEIGHBOURS = {
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """The plan of a training."""
+    keys = study.training
+    assert keys is not None  # Study has checked
+    require(
+        keys.model is not None or keys.parameters is not None,
+        "training must name a model, or have the number of parameters of a module of your own; "
+        "got neither",
+        StudyError,
+        hint=f"set training.model to one of {', '.join(models.NAMES)}, or training.parameters; "
+        "sfumato.train(study, data, model=…) sets it itself",
+    )
+    sizes = [name for name in ("inputs", "classes", "hidden") if getattr(keys, name) is not None]
+    require(
+        keys.model is not None or not sizes,
+        f"a module of your own has its own sizes; leave out training.{', training.'.join(sizes)}",
+        StudyError,
+    )
     if study.algorithm == "diffsketch":
         return plan_sketched(study)
     _check_keys(study)
@@ -109,6 +129,7 @@ def design_for(study: Study) -> TrainingDesign:
         dropout=study.expected_dropout,
         secure=secure_of(study),
         seed=keys.seed,
+        own_parameters=keys.parameters,
     )
     if study.epsilon is not None:
         design = replace(design, noise_multiplier=_multiplier(design, study.epsilon, study.delta))
@@ -176,7 +197,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
             f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
             "client adds"
         )
-        assumptions += (_cohorts(design),)
+        assumptions += (_cohorts(design), *_of_own(design))
     privacy = Privacy(
         epsilon=None if math.isinf(spent) else spent,
         delta=study.delta,
@@ -197,6 +218,10 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
         "this run's noise and sums are floating-point numbers of a pseudo-random generator, for "
         "experiments only"
     )
+
+
+def _of_own(design: TrainingDesign | DiffSketchDesign) -> tuple[str, ...]:
+    return (OWN_ASSUMPTION,) if design.model is None else ()
 
 
 def _cohorts(design: TrainingDesign) -> str:
@@ -265,7 +290,7 @@ def _multiplier(design: TrainingDesign, epsilon: float, delta: float) -> float:
 
 
 def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
-    length = models.count(design.make())
+    length = design.length
     second = _second_cells(design, length)
     cells = _expected_cells(design, length) + second
     most, likely = round_bytes(design, length, length + second), round_bytes(design, length, cells)
@@ -456,6 +481,7 @@ def sketched_design(study: Study) -> DiffSketchDesign:
             steps=keys.steps, most_examples=keys.most_examples,
         ),
         exchange=exchange, by_examples=weighted, seed=keys.seed,
+        own_parameters=keys.parameters,
     )  # fmt: skip
     if study.epsilon is None:
         return design
@@ -495,6 +521,7 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
                 f"cohorts of {design.cohort:,} in {design.clients:,} are drawn at random, with a "
                 "fixed size, and stay secret",
             )
+        assumptions += _of_own(design)
     return Privacy(
         epsilon=None if math.isinf(spent) else spent,
         delta=study.delta,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sfumato.device.private import update_table
 from sfumato.errors import DataError, SpecError
@@ -29,7 +29,9 @@ from sfumato.learn.campaign import RoundResult, TrainingCampaign, norm_of_table
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
 from sfumato.learn.design import TrainingDesign
+from sfumato.learn.gradients import cross_entropy
 from sfumato.learn.local_update import trainer
+from sfumato.learn.own_model import Loss, OwnModel, loss_of, model_of
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Account, Charge
 from sfumato.privacy.samplers import Rng, SeededRng, SystemRng
@@ -94,6 +96,7 @@ class Training:
     protocol: bool = False
     chunk: int = 16
     ledger: Account = field(default_factory=NoLedger)
+    own: OwnModel | None = None  # the model of a design without a name for it
     model: nn.Module = field(init=False)
     campaign: TrainingCampaign = field(init=False)
     seconds: float = field(init=False, default=0.0)  # spent on rounds by this process
@@ -111,10 +114,14 @@ class Training:
                 "clients can compute by themselves only for an exact, secure sum; set trust to "
                 '"secure", and exact to True'
             )
-        self.model = self.design.make().to(self.device)
-        check_fit(self.model, self.data.train)
+        require(
+            not (self.protocol and self.own),
+            f"clients that compute by themselves have no code for {models.OWN}; leave out protocol",
+        )
+        self.model = model_of(self.design, self.own).to(self.device)
+        check_fit(self.model, self.data.train, loss_of(self.own))
         self.data = self.data.to(self.device)
-        self.campaign = TrainingCampaign.begin(self.design, self.device)
+        self.campaign = TrainingCampaign.begin(self.design, self.device, self.model)
         self.id = SystemRng().words(2).tobytes().hex()
 
     def run(
@@ -227,7 +234,7 @@ class Training:
         largest = self.design.largest_l1
         for part in updates(
             self.model, self.campaign.flat, self.data.train, answering, self.design.local,
-            generator=self.generator(self.campaign.done), chunk=self.chunk,
+            generator=self.generator(self.campaign.done), chunk=self.chunk, own=self.own,
         ):  # fmt: skip
             sound = part.sound
             if largest is not None:
@@ -237,9 +244,9 @@ class Training:
             bad["empty"] += int((part.examples == 0).sum())
             yield deltas
 
-    def evaluate(self) -> tuple[float, float]:
+    def evaluate(self) -> tuple[float | None, float | None]:
         """Accuracy and mean loss on the test set."""
-        return evaluate(self.model, self.campaign.flat, self.data)
+        return evaluate(self.model, self.campaign.flat, self.data, loss_of(self.own))
 
     def save(self, path: Path) -> None:
         """Write what `load` needs to continue, to a temporary file that then replaces `path`."""
@@ -247,6 +254,7 @@ class Training:
             "design": digest(self.design),
             "id": self.id,
             "history": [asdict(figures) for figures in self.history],
+            **({"own": self.own.digest()} if self.own else {}),
             **self.campaign.state(),
         }
         beside = path.with_name(path.name + ".part")
@@ -269,6 +277,11 @@ class Training:
             raise DataError(
                 f"the checkpoint {path} is of another training (design {design[:12]}…)",
                 hint="continue with the study that it was made with, or start in another file",
+            )
+        if self.own is not None and state.get("own") != self.own.digest():
+            raise DataError(
+                f"the checkpoint {path} must be of the same module; names, shapes or frozen values "
+                "of the one given differ"
             )
         try:
             campaign = TrainingCampaign.load(self.design, state, self.device)
@@ -317,22 +330,33 @@ class Training:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, flat: Tensor, data: Federated, batch: int = 1024
-) -> tuple[float, float]:
-    """Accuracy and mean loss on the test set, of a model with these parameters."""
+    model: nn.Module,
+    flat: Tensor,
+    data: Federated,
+    loss_of: Loss = cross_entropy,
+    batch: int = 1024,
+) -> tuple[float | None, float | None]:
+    """Accuracy and mean loss on the test set, of a model with these parameters: None where there
+    are no test examples, and an accuracy only of classes."""
+    model = copy.deepcopy(model).eval()
     models.assign(model, flat)
-    right = loss = targets_counted = 0.0
+    right = loss = count = 0.0
+    has_classes = True
     for start in range(0, len(data.test_inputs), batch):
-        targets = data.test_targets[start : start + batch].reshape(-1)
-        logits = model(data.test_inputs[start : start + batch])
-        logits = logits.reshape(-1, logits.shape[-1])
+        targets = data.test_targets[start : start + batch]
+        outputs = model(data.test_inputs[start : start + batch])
         counted = targets != IGNORED
-        right += float(((logits.argmax(dim=1) == targets) & counted).sum())
-        loss += float(
-            functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-        )
-        targets_counted += float(counted.sum())
-    return right / max(targets_counted, 1.0), loss / max(targets_counted, 1.0)
+        if loss_of is not cross_entropy:
+            counted = torch.ones_like(targets, dtype=torch.bool)
+            has_classes = targets.ndim == 1 and not targets.is_floating_point()
+            has_classes = has_classes and outputs.ndim == 2 and outputs.shape[1] > 1
+        weight = float(counted.sum())
+        loss, count = loss + weight * float(loss_of(outputs, targets)), count + weight
+        if has_classes:
+            right += float(((outputs.argmax(dim=-1) == targets) & counted).sum())
+    if count == 0:
+        return None, None
+    return right / count if has_classes else None, loss / count
 
 
 class FloatSum:

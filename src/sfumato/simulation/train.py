@@ -1,39 +1,49 @@
-"""Train a study's model on the clients of a data set: each round is charged, then run."""
+"""Train a study's model, or a module of your own, on the clients of a data set: each round is
+charged, then run."""
 
 from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
 from sfumato.flow.release import Release
 from sfumato.learn import models
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
+from sfumato.learn.design import TrainingDesign
 from sfumato.learn.diffsketch import FLOAT_BITS, DiffSketchDesign, SketchedTraining
-from sfumato.learn.training import Progress, RoundFigures, Training, evaluate
+from sfumato.learn.gradients import cross_entropy
+from sfumato.learn.own_model import Loss, Optimizer, OwnModel, model_of
+from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Ledger, PlannedLoss, SystemRng
 from sfumato.questions.promise import SEEDED_NOISE, TIME
-from sfumato.study import Study
+from sfumato.study import Study, TrainingStudy
 
 CAMPAIGN = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainedModel(Release):
-    """A model and its accuracy on the test set, with its cost and privacy."""
+    """A model and its accuracy on the test set, with its cost and privacy.
 
-    parameters: dict[str, torch.Tensor]  # by name, as the model's state
-    accuracy: float  # without noise, like loss and history: see privacy.not_covered
-    loss: float
+    Without test examples there is neither accuracy nor loss; an accuracy is of classes only.
+    """
+
+    model: nn.Module  # trained, on the CPU, in evaluation mode
+    inputs: Tensor = field(compare=False)  # zeros, in the shape of two inputs
+    accuracy: float | None  # without noise, like loss and history: see privacy.not_covered
+    loss: float | None
     rate: float  # model parameters per cell sent
     history: tuple[RoundFigures, ...]  # for rounds after which the model was tested
 
@@ -50,24 +60,65 @@ class TrainedModel(Release):
             ],
         }
 
-    def save(self, path: Path) -> None:
-        """Save the parameters for `torch.load` and `load_state_dict`."""
-        torch.save(self.parameters, path)
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The model's state: its parameters and buffers by name."""
+        return self.model.state_dict()
+
+    def save(self, path: Path | str) -> None:
+        """Save the parameters for `torch.load` and `load_state_dict`; or, if the name ends in
+        .onnx, the whole model for any ONNX runtime, which needs `sfumato[onnx]`."""
+        if Path(path).suffix == ".onnx":
+            _save_onnx(self.model, self.inputs, path)
+        else:
+            torch.save(self.parameters, path)
 
     def __repr__(self) -> str:
         epsilon = self.privacy.epsilon
         promise = "no differential privacy" if epsilon is None else f"epsilon {epsilon:.4g}"
         exact = " on clients' data (exact)" if TESTED_ON_CLIENTS in self.privacy.not_covered else ""
+        figure = "" if self.loss is None else f"loss {self.loss:.4g}{exact} "
+        if self.accuracy is not None:
+            figure = f"accuracy {self.accuracy:.4f}{exact} "
         return (
-            f"TrainedModel: accuracy {self.accuracy:.4f}{exact} after {self.cost.rounds:,} rounds, "
+            f"TrainedModel: {figure}after {self.cost.rounds:,} rounds, "
             f"{self.rate:.3g} parameters per cell; {promise}"
         )
+
+
+def _save_onnx(model: nn.Module, inputs: Tensor, path: Path | str) -> None:
+    """Export a model without the paths and lines of code that PyTorch would add."""
+    try:
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, about its own parts
+            program = torch.onnx.export(
+                model,
+                (inputs,),
+                dynamo=True,
+                verbose=False,
+                input_names=["inputs"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("examples")},),
+            )
+    except ImportError as problem:
+        raise SfumatoError(
+            f"a file that ends in .onnx needs the package {problem.name}, which is not installed",
+            hint='pip install "sfumato[onnx]"',
+        ) from problem
+    assert program is not None  # without a file name, it is returned
+    ClearMetadataAndDocStringPass()(program.model)
+    program.save(str(path))
 
 
 def train(
     study: Plan | Study | Mapping[str, Any] | Path | str,
     data: Federated,
     *,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
     device: str = "cpu",
     exact: bool = True,
     seed: int | None = None,
@@ -81,6 +132,13 @@ def train(
     progress: Progress | None = None,
 ) -> TrainedModel:
     """Train a model and return it.
+
+    With `model`, a module of your own takes the place of the study's `training.model`; it is not
+    changed, and the trained one is in the release. `loss(outputs, targets)` is the loss of a batch
+    as one number, by default the cross-entropy of classes, of which −1 is ignored.
+    `optimizer(parameters)` is a client's optimizer, a new one in every round, by default gradient
+    descent at `training.learning_rate`. A client's whole update is clipped, whatever the module
+    computes, so the promise is that of the study.
 
     Every round is charged to the ledger, if there is one, before its sum is opened, and all of them
     with the first: if the budget does not cover all rounds, nothing is shown. With `resume`, an
@@ -96,7 +154,14 @@ def train(
     bit. `metrics` is a file that gets one line of JSON per round, and `tensorboard` a folder for
     the same figures, if TensorBoard is installed.
     """
-    planned = study if isinstance(study, Plan) else plan(_for(study, data))
+    if not isinstance(data, Federated):
+        raise DataError(
+            f"data must be a Federated; got {type(data).__name__}",
+            hint="Federated.of(…) takes each client's inputs and targets, Federated.from_table(…) "
+            "a data frame",
+        )
+    own = _own(model, loss, optimizer)
+    planned = study if isinstance(study, Plan) else plan(_for(study, data, own))
     if planned.study.facts.data != "examples":
         raise StudyError(f"the question must be train; got {planned.study.question}")
     design: Any = planned.design
@@ -110,14 +175,14 @@ def train(
         options |= {"device": None if device == "cpu" else device, "resume": resume or None}
         if names := ", ".join(name for name, value in options.items() if value is not None):
             raise SpecError(f'algorithm = "diffsketch" does not have {names}; leave it out')
-        return _train_sketched(planned, design, data, seed, ledger, progress, evaluate_every)
+        return _train_sketched(planned, design, data, own, seed, ledger, progress, evaluate_every)
     if checkpoint is not None and ledger is None:
         raise SpecError(
             "a checkpoint needs the ledger of its training, so that every run of a round is "
             "charged; got no ledger",
             hint="use a ledger (--ledger FILE) from the start",
         )
-    training = Training(design, data, torch.device(device), exact, seed, protocol)
+    training = Training(design, data, torch.device(device), exact, seed, protocol, own=own)
     if checkpoint is not None and checkpoint.exists():
         if not resume:
             raise DataError(
@@ -175,9 +240,42 @@ def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
         writer.close()
 
 
-def _for(study: Study | Mapping[str, Any] | Path | str, data: Federated) -> Study:
+def _own(
+    model: nn.Module | None, loss: Loss | None, optimizer: Optimizer | None
+) -> OwnModel | None:
+    if model is None:
+        if loss is not None or optimizer is not None:
+            raise SpecError(
+                "loss and optimizer are for a module of your own; got no model",
+                hint="give model=…; sfumato.learn.models.make(…) is the module of a name",
+            )
+        return None
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    return OwnModel(model, cross_entropy if loss is None else loss, optimizer)
+
+
+def _for(
+    study: Study | Mapping[str, Any] | Path | str, data: Federated, own: OwnModel | None
+) -> Study:
+    """The study with the number of clients, and of the parameters of a module of one's own."""
     study = Study.read(study)
-    return replace(study, devices=study.devices or len(data.train))
+    keys = study.training
+    if own is not None and keys is not None:
+        if keys.model is not None:
+            raise StudyError(
+                f"the study names the model {keys.model}, and there is a module of your own",
+                hint="leave out training.model, or model=…",
+            )
+        if (
+            own.optimizer is not None
+            and keys.learning_rate != TrainingStudy(cohort=1).learning_rate
+        ):
+            raise StudyError(
+                "training.learning_rate has no effect on an optimizer of your own; leave it out"
+            )
+        keys = replace(keys, parameters=models.count(own.module))
+    return replace(study, training=keys, devices=study.devices or len(data.train))
 
 
 class _RunLedger:
@@ -226,13 +324,14 @@ def _train_sketched(
     planned: Plan,
     design: DiffSketchDesign,
     data: Federated,
+    own: OwnModel | None,
     seed: int | None,
     ledger: Ledger | None,
     progress: Progress | None,
     evaluate_every: int,
 ) -> TrainedModel:
     """Run a training by DiffSketch. Without a seed its noise and cohorts are secret."""
-    training = SketchedTraining(design, data, seed, delta=planned.study.delta)
+    training = SketchedTraining(design, data, seed, delta=planned.study.delta, own=own)
     if ledger is not None:
         training.ledger = _RunLedger(ledger, SystemRng().words(2).tobytes().hex())
     started, history = time.perf_counter(), []
@@ -248,17 +347,16 @@ def _train_sketched(
             )  # fmt: skip
         if progress is not None:
             progress(f"round {figures.round}", figures.round / design.rounds)
-    accuracy, loss = evaluate(training.model, training.flat, data)
+    accuracy, loss = training.evaluate()
     privacy = planned.privacy
     exceptions = [*data.not_covered, TIME]
     if seed is not None:
         exceptions.insert(0, SEEDED_NOISE)
     for exception in exceptions:
         privacy = privacy.but_for(exception)
-    models.assign(training.model, training.flat)
     predicted = planned.predicted
     return TrainedModel(
-        parameters={name: value.cpu() for name, value in training.model.state_dict().items()},
+        **_trained(design, own, training.flat, data),
         accuracy=accuracy,
         loss=loss,
         rate=design.rate,
@@ -277,6 +375,18 @@ def _train_sketched(
     )
 
 
+def _trained(
+    design: TrainingDesign | DiffSketchDesign, own: OwnModel | None, flat: Tensor, data: Federated
+) -> dict[str, Any]:
+    """The model, of a copy that has seen no example, and the shape of its inputs."""
+    model = model_of(design, own).cpu().eval()
+    models.assign(model, flat)
+    return {
+        "model": model,
+        "inputs": data.train.inputs.new_zeros(2, *data.train.inputs.shape[1:]).cpu(),
+    }
+
+
 def _release(planned: Plan, training: Training, notes: Sequence[str]) -> TrainedModel:
     design, campaign = training.design, training.campaign
     accuracy, loss = training.evaluate()
@@ -287,7 +397,7 @@ def _release(planned: Plan, training: Training, notes: Sequence[str]) -> Trained
         privacy = privacy.but_for(exception)
     cells = campaign.cells_sent / max(campaign.done, 1)
     return TrainedModel(
-        parameters={name: value.cpu() for name, value in training.model.state_dict().items()},
+        **_trained(design, training.own, campaign.flat, training.data),
         accuracy=accuracy,
         loss=loss,
         rate=campaign.rate,

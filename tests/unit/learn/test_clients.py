@@ -40,7 +40,7 @@ def generator(seed: int = 1) -> torch.Generator:
 
 
 def model_of(name: str) -> nn.Module:
-    if name == "other":  # no engine of its own: vmap
+    if name == "other":  # no engine of its own: one client after another
         return own_model(nn.Flatten(), nn.Linear(784, 5), nn.Tanh(), nn.Linear(5, 10))
     sizes: dict[str, int] = {"classes": 10}
     if name.endswith("lstm"):
@@ -171,7 +171,6 @@ def test_patches_give_the_gradients_of_the_convolution() -> None:
     """The engine for a GPU, here on the CPU, against the module itself."""
     model = model_of("cnn")
     batched = gradients.Batched(model, gradients.convolutional(list(model.children())))
-    single = gradients.Single(model)
     draw = generator(3)
     inputs = torch.randn(3, 4, 28, 28, dtype=torch.float64, generator=draw)
     targets = torch.randint(-1, 10, (3, 4), generator=draw)
@@ -183,14 +182,16 @@ def test_patches_give_the_gradients_of_the_convolution() -> None:
         places = gradients.views(model, into)
         sums, counts = batched.step(parameters, places, (inputs, targets), 0.1, first)
         for client in range(3):
-            one = slice(client, client + 1)
-            alone_into = torch.zeros_like(states[one]) if first else states[one].clone()
-            start = gradients.views(model, states[one] if first else alone_into)
-            end = gradients.views(model, alone_into)
-            loss, count = single.step(start, end, (inputs[one], targets[one]), 0.1, first)
-            torch.testing.assert_close(into[one], alone_into, rtol=1e-11, atol=1e-14)
-            assert float(sums[client]) == pytest.approx(float(loss), rel=1e-12)
-            assert int(counts[client]) == int(count)
+            models.assign(model, states[client])
+            model.zero_grad()
+            loss = gradients.cross_entropy(model(inputs[client]), targets[client])
+            torch.autograd.backward(loss)
+            step = -0.1 * torch.cat([value.grad.reshape(-1) for value in model.parameters()])  # type: ignore[union-attr]  # all have one
+            reached = step if first else states[client] + step
+            torch.testing.assert_close(into[client], reached, rtol=1e-11, atol=1e-14)
+            count = int((targets[client] >= 0).sum())
+            assert float(sums[client]) == pytest.approx(float(loss.detach()) * count, rel=1e-12)
+            assert int(counts[client]) == count
 
 
 def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
@@ -206,48 +207,18 @@ def test_the_fused_memory_has_the_gradient_of_its_function() -> None:
     [
         ("softmax", gradients.Linear),
         ("mlp", gradients.Linear),
-        ("cnn", gradients.Single),
+        ("cnn", type(None)),
         ("char_lstm", gradients.Batched),
-        ("other", gradients.Vectorised),
+        ("other", type(None)),
     ],
 )
 def test_models_go_to_their_engines(name: str, engine: type) -> None:
-    examples = population(name)
-    assert type(gradients.engine_of(model_of(name), examples, torch.device("cpu"))) is engine
-    on_gpu = gradients.engine_of(model_of(name), examples, torch.device("cuda"))
+    model = model_of(name)
+    assert type(gradients.engine_of(model, torch.device("cpu"))) is engine
+    on_gpu = gradients.engine_of(model, torch.device("cuda"))
     assert type(on_gpu) is (gradients.Batched if name == "cnn" else engine)
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        (nn.Flatten(), nn.Linear(784, 10, bias=False)),
-        (nn.Linear(28, 10),),
-        (nn.Flatten(), nn.Linear(784, 5), nn.ReLU(), nn.ReLU(), nn.Linear(5, 10)),
-        (nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(1352, 10)),
-        (models.Square(28), nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(1568, 10)),
-    ],
-)
-def test_layers_that_are_not_fully_supported_go_through_vmap(layers: tuple[nn.Module, ...]) -> None:
-    examples = population("mlp")
-    engine = gradients.engine_of(nn.Sequential(*layers), examples, torch.device("cuda"))
-    assert type(engine) is gradients.Vectorised
-
-
-def test_a_recurrent_model_works_under_vmap_too() -> None:
-    model, examples = model_of("char_lstm"), population("char_lstm", (3, 3))
-    flat = models.flatten(model)
-    batch = (examples.inputs.view(2, 3, 7), examples.targets.view(2, 3, 7))
-    same = gradients.views(model, flat.expand(2, -1))
-    results = []
-    for engine in (
-        gradients.engine_of(model, examples, flat.device),
-        gradients.Vectorised(model),
-    ):
-        into = torch.zeros(2, len(flat), dtype=torch.float64)
-        engine.step(same, gradients.views(model, into), batch, 0.1, True)
-        results.append(into)
-    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-15)
+    next(model.parameters()).requires_grad_(False)
+    assert gradients.engine_of(model, torch.device("cuda")) is None
 
 
 def test_an_epoch_visits_every_example_once_in_an_order_of_its_own() -> None:
@@ -465,16 +436,6 @@ def test_an_empty_cohort_gives_nothing() -> None:
     model, examples, training = model_of("mlp"), population("mlp"), TRAININGS["epochs"]
     flat = models.flatten(model)
     assert list(updates(model, flat, examples, [], training, generator=generator())) == []
-
-
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
-def test_layers_that_keep_state_or_draw_are_refused_in_training(layer: nn.Module) -> None:
-    model = own_model(nn.Flatten(), nn.Linear(784, 6), layer, nn.Linear(6, 10))
-    examples, training, flat = population("mlp"), TRAININGS["one step"], models.flatten(model)
-    with pytest.raises(SpecError, match=r"call model.eval\(\)"):
-        updates(model, flat, examples, COHORT, training, generator=generator())
-    model.eval()
-    assert len(list(updates(model, flat, examples, COHORT, training, generator=generator()))) == 1
 
 
 def test_a_model_that_does_not_fit_its_clients_is_refused() -> None:

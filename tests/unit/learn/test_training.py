@@ -156,6 +156,7 @@ def test_a_model_learns() -> None:
     learner = training(replace(DESIGN, rounds=12))
     before, _ = learner.evaluate()
     figures = finished(learner)
+    assert before is not None
     assert figures[-1].accuracy is not None
     assert figures[-1].accuracy > max(before, 0.8)
     assert learner.campaign.flat.numel() == LENGTH

@@ -336,7 +336,7 @@ class Worker:
         day = (_EPOCH + timedelta(days=self._today())).isoformat()
         release = replace(release.timed(time.perf_counter() - started, TIME), released=day)
         text = dumps(release.to_dict(), ensure_ascii=False, allow_nan=False)
-        self._end(row, "released", release=text, parameters=release.model)
+        self._end(row, "released", release=text, parameters=release.model_bytes)
 
     def _end(
         self,
