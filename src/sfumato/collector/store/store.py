@@ -650,6 +650,12 @@ class Store:
             finally:
                 self._worker.connection = None
 
+    def check_worker(self) -> None:
+        """Raise StoreUnavailable if this thread, which took the worker's lock, has lost it."""
+        connection = self._worker.connection
+        assert connection is not None  # within the block of `worker_lock`
+        self._begin_as_worker(connection, writing=False).rollback()
+
     def close(self) -> None:
         """Close the connections; one in use is closed when its transaction is over."""
         with self._lock:
@@ -683,7 +689,7 @@ class Store:
     def _begin(self, *, writing: bool) -> DatabaseConnection:
         """Begin a transaction on the worker's connection, an idle one or a new one."""
         if writing and self._worker.connection is not None:
-            return self._begin_as_worker(self._worker.connection)
+            return self._begin_as_worker(self._worker.connection, writing=True)
         while True:
             with self._lock:
                 self._check_open()
@@ -703,7 +709,9 @@ class Store:
         if self._is_closed:
             raise StoreError(f"{self.name} is closed", hint="open it again")
 
-    def _begin_as_worker(self, connection: DatabaseConnection) -> DatabaseConnection:
+    def _begin_as_worker(
+        self, connection: DatabaseConnection, *, writing: bool
+    ) -> DatabaseConnection:
         self._check_open()
         if connection.has_failed:
             raise StoreUnavailable(
@@ -711,7 +719,7 @@ class Store:
                 hint="take the lock again and repeat what was not committed",
             )
         try:
-            connection.begin(writing=True)
+            connection.begin(writing=writing)
         except BaseException:
             connection.close()
             raise
