@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -55,6 +56,8 @@ def proxy(name: str, folder: Path, collectors: Sequence[str], certificate: Path)
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         lines = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
         text = text.replace("http {", "http {\n" + lines, 1)
+        if os.geteuid() == 0:  # its workers would be somebody else, who cannot write there
+            text = "user root;\n" + text
     file = folder / PROXIES[name]
     file.write_text(text)
     options = ["-c", str(file), "-g", "daemon off;"] if name == "nginx" else ["-f", str(file)]

@@ -2,8 +2,8 @@
 
 The work is done by `tests/service/cluster.py`, which counts exactly: every device has a cell of its
 own. Devices upload over TLS, from one address and within the limits of `examples/proxies`; so this
-shows that nothing is lost or doubled, and how large the database gets, rather than the most reports per
-second, which `ingest` measures.
+shows that nothing is lost or doubled, and how large the database gets; the most reports per
+second are measured by `ingest`.
 """
 
 from __future__ import annotations
