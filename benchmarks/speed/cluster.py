@@ -58,7 +58,7 @@ def run(settings: Settings) -> Iterator[Line]:
 
 def table(lines: list[Line]) -> str:
     header = (
-        *("proxy", "devices", "lost", "doubled", "came again", "release, fold, export equal"),
+        *("proxy", "devices", "lost", "doubled", "repeated", "release, fold, export equal"),
         *("replaced after", "uploads", "reports/s", "bytes per report"),
     )
     rows = [

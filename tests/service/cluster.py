@@ -55,7 +55,7 @@ class Outcome:
     lost: int  # cells of devices that are zero
     doubled: int  # cells of devices that are above one
     invented: int  # other cells that are not zero
-    repeated: int  # reports that came again, and were not counted
+    repeated: int  # reports that were sent twice, and counted once
     is_fold_equal: bool  # the tally of the exported files
     is_release_equal: bool  # the release of the exported files
     statuses: dict[str, int]

@@ -329,6 +329,10 @@ class Transaction(RoundTables):
         task = self._task(task_id)
         return self._run(_PENDING, task, task, most_reports, most_reports)
 
+    def delete_report_ids(self, task_id: str) -> None:
+        """Delete the ids of a task that takes no reports any more."""
+        self._run("DELETE FROM seen WHERE task = ?", self._task(task_id))
+
     def delete_uploads(self, task_id: str, numbers: Sequence[int]) -> None:
         """Raise StoreUnavailable if one of them is missing: then another worker has it."""
         task = self._task(task_id)
@@ -388,11 +392,57 @@ class Transaction(RoundTables):
 
     def sealed_row(self, task_id: str, number: int) -> Row:
         """One row of sealed records; StoreError if it was deleted."""
-        rows = self._run("SELECT data, count, digest FROM sealed WHERE number = ?", number)
+        rows = self._run(
+            "SELECT data, count, digest, file, records FROM sealed WHERE number = ?", number
+        )
         if not rows:
             raise StoreError(f"the reports of task {task_id} were deleted meanwhile")
-        data, count, digest = rows[0]
-        return Row("sealed", task_id, data, count, digest, number)
+        data, count, digest, file, records = rows[0]
+        return Row("sealed", task_id, data, count, digest, number, file, records)
+
+    def planned_file(self, task_id: str) -> tuple[str, list[int]] | None:
+        """The file in the lake that gets rows of a task next, and their numbers."""
+        rows = self._run(
+            "SELECT file, number FROM sealed WHERE task = ? AND file IS NOT NULL"
+            " AND records IS NULL ORDER BY number",
+            self._task(task_id),
+        )
+        return (rows[0][0], [number for _, number in rows]) if rows else None
+
+    def unplanned_rows(self, task_id: str) -> tuple[list[tuple[int, int]], int]:
+        """(number, reports) of the rows that no file gets, and the number of files so far."""
+        task = self._task(task_id)
+        rows = self._run(
+            "SELECT number, count FROM sealed WHERE task = ? AND file IS NULL ORDER BY number", task
+        )
+        return rows, self._sum("SELECT COUNT(DISTINCT file) FROM sealed WHERE task = ?", task)
+
+    def plan_file(self, file: str, numbers: Sequence[int]) -> None:
+        """Decide that the records of these rows go to a file, before it is written."""
+        for some in _parts(numbers):
+            query, parameters = self._open.values_query(some)
+            self._run(f"UPDATE sealed SET file = ? WHERE number IN ({query})", file, *parameters)
+
+    def move_to_file(self, task_id: str, file: str, records: int) -> None:
+        """Delete the records that `file` has now; a row that names it takes their place.
+
+        Raise StoreUnavailable if they are gone: then another worker has done this.
+        """
+        task = self._task(task_id)
+        moved = self._run(
+            "DELETE FROM sealed WHERE task = ? AND file = ? AND records IS NULL RETURNING count",
+            task,
+            file,
+        )
+        if not moved:
+            raise StoreUnavailable(f"another worker has moved the records of {file}; try again")
+        count, data = sum(count for (count,) in moved), f"{file} {records}".encode()
+        digest = digest_of("sealed", task_id, data, count)
+        self._insert(
+            "sealed",
+            "task, count, data, digest, file, records",
+            [(task, count, data, digest, file, records)],
+        )
 
     def sealed_count(self, task_id: str) -> int:
         """The number of sealed reports."""
