@@ -290,9 +290,9 @@ def _upload(collector: Any, file: Path, seconds: float) -> Any:
     """Upload over HTTP and return statistics; all uploads must be stored."""
     task_id = _task(collector.store).id
     arguments = [collector.address, task_id, str(file), str(CONNECTIONS), str(seconds)]
-    before = _cpu_seconds(collector.pid)
+    before = cpu_seconds(collector.pid)
     result = _in_process("benchmarks.speed.uploading", *arguments)
-    result["cpu_seconds"] = _cpu_seconds(collector.pid) - before
+    result["cpu_seconds"] = cpu_seconds(collector.pid) - before
     if result["statuses"].keys() != {"201"}:
         raise RuntimeError(f"not every upload was stored: {result['statuses']}")
     return result
@@ -359,7 +359,7 @@ def _speed(results: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """CPU time of a process so far, of all its threads; on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -372,10 +372,10 @@ def _server_seconds(store_url: str) -> float:
     ((backend,),) = execute(store_url, "SELECT pg_backend_pid()")
     server = _parent(backend)
     processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    total = _cpu_seconds(server)
+    total = cpu_seconds(server)
     for process in processes:
         with suppress(OSError):  # it has ended
-            total += _cpu_seconds(process) if _parent(process) == server else 0.0
+            total += cpu_seconds(process) if _parent(process) == server else 0.0
     return total
 
 
