@@ -26,6 +26,7 @@ GROUPS = {
         "dense",
         "clients",
         "ingest",
+        "cluster",
         "rounds",
         "pages",
         "server",

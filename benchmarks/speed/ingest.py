@@ -5,7 +5,8 @@ persistent connections. The floor is the bare store: uploads of the same length 
 commit (`collector.http.commit_queue`), over a store of the same kind, from 32 tasks, each of which
 waits until its upload is committed; `python -m benchmarks.speed.ingest STORE FILE SECONDS` is that
 process. The worker is idle in both. `--only memory` keeps a collector with an active worker under
-load for ten minutes, and measures its memory.
+load for ten minutes, and measures its memory. `postgresql/seal` is the worker's part, in processor
+time of the worker and of the server: ids are compared and stored, records shuffled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from benchmarks.speed import uploading
 from sfumato.collector import studies
 from sfumato.collector.http.commit_queue import CommitQueue
 from sfumato.collector.store.store import Store
+from sfumato.collector.worker.worker import MOST_REPORTS, Worker
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask
 from sfumato.privacy import SystemRng
@@ -48,6 +50,7 @@ STUDY = {
     "items": [f"tree {number}" for number in range(20)],
     "study": {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 10**9},
 }
+SEALINGS = 5
 _RESTING = {"worker_seconds": 3_600, "seal_seconds": 3_600}
 _BODIES = 64  # uploads that the bare store gets in turn
 
@@ -67,6 +70,10 @@ def run(settings: Settings) -> Iterator[Line]:
             with _stores(kind) as stores:
                 if stores:
                     yield _race(timed, case, stores, cases[case])
+    if not settings.quick and settings.wants("postgresql/seal"):
+        with _stores("postgresql") as stores:
+            if stores:
+                yield _sealing(settings, stores[0])
     if settings.only == "memory":
         yield _memory(settings)
 
@@ -81,6 +88,13 @@ def table(lines: list[Line]) -> str:
         f"{each['cpu_seconds_a_report'] / each['bare']['cpu_seconds_a_report']:.2f} times its CPU; "
         f"load {each['load_average']['before']:.1f} to {each['load_average']['after']:.1f}"
         for each in raced
+    ]
+    texts += [
+        f"{each['case']}: {each['reports_per_second']:,.0f} reports/s, one per upload; "
+        f"{1e6 * each['cpu_seconds_a_report']:.1f} µs of worker and server per report; "
+        f"load {each['load_average']:.1f}"
+        for each in lines
+        if each["case"].endswith("/seal")
     ]
     for each in lines:
         if "bytes" in each:
@@ -139,6 +153,42 @@ def _race(settings: Settings, case: str, stores: Sequence[str], reports: int) ->
             ),
             settings,
         )
+
+
+def _sealing(settings: Settings, store_url: str) -> Line:
+    """How fast the worker counts each report once and shuffles: one report per upload, as many as
+    it seals together per round."""
+    task, seconds, spent = _task(store_url), list[float](), list[float]()
+    with closing(Store.open(store_url)) as store:
+        worker = Worker(store, key=KEY, seal_seconds=0, log=lambda event, **fields: None)
+        for _ in range(SEALINGS):
+            rows = [(task.id, 1, to_frames([report])) for report in _reports(task, MOST_REPORTS)]
+            with store.transaction() as tx:
+                assert set(tx.insert_uploads(rows)) == {"stored"}
+            start, cpu = time.perf_counter(), time.process_time() + _server_seconds(store_url)
+            while worker.step():
+                pass
+            seconds.append(time.perf_counter() - start)
+            spent.append(time.process_time() + _server_seconds(store_url) - cpu)
+    return line(
+        NAME,
+        "postgresql/seal",
+        settings,
+        sizes={"reports": MOST_REPORTS},
+        seeds=[],
+        repetitions=SEALINGS,
+        unit="seconds",
+        seconds=seconds,
+        reports_per_second=MOST_REPORTS / statistics.median(seconds),
+        cpu_seconds_a_report=statistics.median(spent) / MOST_REPORTS,
+        load_average=os.getloadavg()[0],
+    )
+
+
+def _reports(task: LocalTask, count: int) -> Iterator[bytes]:
+    from service.restarting import report_maker
+
+    return map(report_maker(task), range(count))
 
 
 def _memory(settings: Settings) -> Line:
@@ -231,11 +281,8 @@ def _task(store_url: str) -> LocalTask:
 
 def _write_upload(folder: Path, store_url: str, reports: int) -> Path:
     """Write a file with an upload of `reports` reports."""
-    from service.restarting import report_maker
-
-    report_of = report_maker(_task(store_url))
     file = folder / "upload"
-    file.write_bytes(to_frames(report_of(number) for number in range(reports)))
+    file.write_bytes(to_frames(_reports(_task(store_url), reports)))
     return file
 
 
@@ -243,9 +290,9 @@ def _upload(collector: Any, file: Path, seconds: float) -> Any:
     """Upload over HTTP and return statistics; all uploads must be stored."""
     task_id = _task(collector.store).id
     arguments = [collector.address, task_id, str(file), str(CONNECTIONS), str(seconds)]
-    before = _cpu_seconds(collector.pid)
+    before = cpu_seconds(collector.pid)
     result = _in_process("benchmarks.speed.uploading", *arguments)
-    result["cpu_seconds"] = _cpu_seconds(collector.pid) - before
+    result["cpu_seconds"] = cpu_seconds(collector.pid) - before
     if result["statuses"].keys() != {"201"}:
         raise RuntimeError(f"not every upload was stored: {result['statuses']}")
     return result
@@ -312,10 +359,28 @@ def _speed(results: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """CPU time of a process so far, of all its threads; on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _server_seconds(store_url: str) -> float:
+    """CPU time of a PostgreSQL server on this machine so far: of all its processes."""
+    from databases import execute
+
+    ((backend,),) = execute(store_url, "SELECT pg_backend_pid()")
+    server = _parent(backend)
+    processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    total = cpu_seconds(server)
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            total += cpu_seconds(process) if _parent(process) == server else 0.0
+    return total
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 def _resident_bytes(pid: int) -> int:

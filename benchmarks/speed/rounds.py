@@ -18,12 +18,15 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +36,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from benchmarks import race
-from benchmarks.lines import Line, Settings
+from benchmarks.lines import Line, Settings, line
 from benchmarks.race import Contender
+from benchmarks.speed.ingest import cpu_seconds
 from benchmarks.speed.talking import Connections, Request
 from sfumato.collector import studies
 from sfumato.collector.serve import open_store
@@ -55,8 +59,9 @@ from sfumato.spec import from_json
 NAME = "rounds"
 SEED = 1
 REPETITIONS = 3
+COHORTS = 4
 CONNECTIONS = 1_000  # one for each device
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +69,12 @@ class _Case:
     devices: int
     cells: int
     dropped: int  # after sharing
+    cohorts: int = 1  # of as many studies, at once
 
     @property
     def name(self) -> str:
-        return f"{self.devices} devices/{self.cells} words"
+        cohorts = "" if self.cohorts == 1 else f"{self.cohorts} cohorts of "
+        return f"{cohorts}{self.devices} devices/{self.cells} words"
 
 
 def run(settings: Settings) -> Iterator[Line]:
@@ -76,11 +83,40 @@ def run(settings: Settings) -> Iterator[Line]:
         if settings.quick
         else _Case(devices=1_000, cells=1 << 16, dropped=50)
     )
-    if not settings.wants(case.name):
-        return
+    if settings.wants(case.name):
+        yield _race(case, settings)
+    if not settings.quick and settings.wants("many cohorts"):
+        yield from _many_cohorts(settings)
+
+
+def _many_cohorts(settings: Settings) -> Iterator[Line]:
+    """Cohorts of several studies at once, and one alone: rounds per second of one worker."""
+    for cohorts in (1, COHORTS):
+        case = _Case(devices=1_000, cells=1 << 12, dropped=50, cohorts=cohorts)
+        rounds = [_measure(case) for _ in range(settings.repeats or 1)]
+        seconds = [sum(measured.steps.values()) for measured in rounds]
+        yield line(
+            NAME,
+            case.name,
+            settings,
+            sizes={"devices": 1_000, "cohorts": cohorts, "cells": case.cells, **rounds[-1].sizes},
+            seeds=[SEED],
+            repetitions=len(rounds),
+            packages=["cryptography", "uvicorn", "starlette"],
+            unit="seconds",
+            seconds=seconds,
+            rounds_per_second=cohorts / statistics.median(seconds),
+            cpu_seconds_a_round=statistics.median(
+                measured.cpu_seconds / cohorts for measured in rounds
+            ),
+            load_average=os.getloadavg()[0],
+        )
+
+
+def _race(case: _Case, settings: Settings) -> Line:
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
     rounds = [_measure(case) for _ in range(repeats)]
-    yield race.run(
+    return race.run(
         race.Race(
             name=NAME,
             case=case.name,
@@ -110,12 +146,21 @@ def run(settings: Settings) -> Iterator[Line]:
 def table(lines: Sequence[Line]) -> str:
     """The race, and the time of each step."""
     parts = [
-        f"{line['case']}: {kind}: "
-        + ", ".join(f"{step} {seconds:.3g} s" for step, seconds in line[key].items())
-        for line in lines
+        f"{each['case']}: {kind}: "
+        + ", ".join(f"{step} {seconds:.3g} s" for step, seconds in each[key].items())
+        for each in lines
         for kind, key in (("round", "steps"), ("floor", "floor_steps"))
+        if key in each
     ]
-    return "\n".join([race.table(lines), *parts])
+    parts += [
+        f"{each['case']}: {each['rounds_per_second']:.2f} rounds/s, "
+        f"{each['cpu_seconds_a_round']:.2f} s of processor time each; "
+        f"load {each['load_average']:.1f}"
+        for each in lines
+        if "rounds_per_second" in each
+    ]
+    raced = [each for each in lines if "steps" in each]
+    return "\n".join([race.table(raced), *parts] if raced else parts)
 
 
 @dataclass(slots=True)
@@ -123,6 +168,7 @@ class _Measurement:
     steps: dict[str, float] = field(default_factory=dict)
     floor_steps: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
+    cpu_seconds: float = 0.0  # of the collector, of all cohorts
 
     @property
     def floor(self) -> float:
@@ -150,14 +196,18 @@ def _measure(case: _Case) -> _Measurement:
         store, key = open_store(settings)
         with closing(store):
             with (
-                _serve(settings, Path(folder)) as address,
+                _serve(settings, Path(folder)) as (address, pid),
                 Connections(address, CONNECTIONS) as connections,
             ):
                 warm_up = _Case(devices=20, cells=case.cells, dropped=1)  # loads the kernels
-                for each in (warm_up, case):
-                    round_run = _RoundRun(each, store, key, connections)
-                    round_run.run()
+                _RoundRun(warm_up, store, key, connections).run()
+                cpu = cpu_seconds(pid)
+                round_run = _run_cohorts(case, store, key, address, connections)
+                cpu = cpu_seconds(pid) - cpu
             measured = round_run.measured
+            measured.cpu_seconds = cpu
+            if case.cohorts > 1 or case.cells < 1 << 16:
+                return measured
         measured.floor_steps["http"] = _http_seconds(round_run.requests)
         table_bytes = round_run.round.vector_bytes
         messages = [message for message in round_run.messages if len(message) != table_bytes]
@@ -169,10 +219,35 @@ def _measure(case: _Case) -> _Measurement:
         return measured
 
 
-def _request(case: _Case) -> dict[str, Any]:
+def _run_cohorts(
+    case: _Case, store: Store, key: bytes, address: str, connections: Connections
+) -> _RoundRun:
+    """A round of each cohort; with several, each step begins and ends for all of them at once."""
+    if case.cohorts == 1:
+        (only := _RoundRun(case, store, key, connections)).run()
+        return only
+    together = threading.Barrier(case.cohorts)
+    with ExitStack() as stack:
+        runs = [
+            _RoundRun(
+                case,
+                store,
+                key,
+                stack.enter_context(Connections(address, CONNECTIONS // case.cohorts)),
+                name=f"{case.name} {number}",
+                together=together,
+            )
+            for number in range(case.cohorts)
+        ]
+        with ThreadPoolExecutor(case.cohorts) as pool:
+            list(pool.map(_RoundRun.run, runs))
+    return runs[0]
+
+
+def _request(case: _Case, name: str) -> dict[str, Any]:
     """A mean of vectors, sent whole and without noise: a table has one cell per coordinate."""
     return {
-        "name": case.name,
+        "name": name,
         "purpose": "To measure a round.",
         "study": {
             "question": "mean",
@@ -189,8 +264,8 @@ def _request(case: _Case) -> dict[str, Any]:
 
 
 @contextmanager
-def _serve(settings: CollectorSettings, folder: Path) -> Iterator[str]:
-    """Start a collector in its own process; yield its address."""
+def _serve(settings: CollectorSettings, folder: Path) -> Iterator[tuple[str, int]]:
+    """Start a collector in its own process; yield its address and its process id."""
     variables = {
         name: getattr(settings, name)
         for name in (
@@ -214,7 +289,7 @@ def _serve(settings: CollectorSettings, folder: Path) -> Iterator[str]:
         )
     try:
         assert process.stdout is not None  # a pipe, as requested
-        yield process.stdout.readline().strip().removeprefix("listening on ")
+        yield process.stdout.readline().strip().removeprefix("listening on "), process.pid
     finally:
         process.terminate()
         process.communicate()
@@ -223,11 +298,21 @@ def _serve(settings: CollectorSettings, folder: Path) -> Iterator[str]:
 class _RoundRun:
     """A round, phase by phase; the devices' computations are not timed."""
 
-    def __init__(self, case: _Case, store: Store, key: bytes, connections: Connections) -> None:
+    def __init__(
+        self,
+        case: _Case,
+        store: Store,
+        key: bytes,
+        connections: Connections,
+        *,
+        name: str = "",
+        together: threading.Barrier | None = None,
+    ) -> None:
+        self.together = together or threading.Barrier(1)
         self.case, self.store, self.connections = case, store, connections
         self.key = offers.public_key(key)
         self.study = studies.create(
-            store, _request(case), key=key, rng=SystemRng(), now=time.time
+            store, _request(case, name or case.name), key=key, rng=SystemRng(), now=time.time
         ).id
         with store.reading() as tx:
             (row,) = tx.tasks(self.study)
@@ -328,6 +413,7 @@ class _RoundRun:
         return self._timed(phase, puts, gets)
 
     def _timed(self, step: str, puts: Sequence[Request], gets: Sequence[Request]) -> list[bytes]:
+        self.together.wait()
         start = time.perf_counter()
         answers = self.connections.send(puts)
         middle = time.perf_counter()
@@ -343,6 +429,7 @@ class _RoundRun:
                 first = self.connections.send(gets[:1])
             replies = first + self.connections.send(gets[1:])
             assert {status for status, _ in replies} == {200}, replies[:1]
+        self.together.wait()
         ended = time.perf_counter()
         self.requests += [
             list(puts),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 300.0
 _READ_BYTES = 1 << 18
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 import glob
 import importlib
+import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,8 +112,9 @@ def folder(address: Path | str) -> str:
     return (unquote(parts.path) if parts.scheme == "file" else name).rstrip("/")
 
 
-def create_folder(path: str) -> None:
-    """Create a folder, for its owner only; DataError if there is one that has files."""
+def create_folder(path: str, *, new: bool = True) -> None:
+    """Create a folder, for its owner only. DataError if there is one that has files, unless it need
+    not be `new`."""
     try:
         if "://" in path:
             system, remote = _file_system(path)
@@ -122,17 +125,22 @@ def create_folder(path: str) -> None:
             is_used = any(Path(path).iterdir())
     except OSError as problem:
         raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
-    if is_used:
+    if is_used and new:
         raise DataError(f"{path} has files already, and they are not overwritten")
 
 
 def delete_folder(path: str) -> None:
-    """Delete a folder with everything in it."""
-    if "://" in path:
-        system, remote = _file_system(path)
-        system.rm(remote, recursive=True)
-    else:
-        shutil.rmtree(path)
+    """Delete a folder with everything in it, if there is one."""
+    try:
+        if "://" in path:
+            system, remote = _file_system(path)
+            system.rm(remote, recursive=True)
+        else:
+            shutil.rmtree(path)
+    except FileNotFoundError:
+        pass
+    except OSError as problem:
+        raise DataError(f"{path} cannot be deleted: {_first_line(problem)}") from problem
 
 
 @contextmanager
@@ -148,6 +156,34 @@ def create(path: str) -> Iterator[pa.NativeFile]:
                 yield file
     except (pa.ArrowException, OSError) as problem:
         raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
+
+
+@contextmanager
+def replace(path: str) -> Iterator[pa.NativeFile]:
+    """A file to write, which takes the place of `path` when the block has ended: it is whole then,
+    and on disk. Elsewhere than on a disk it is as durable as the file system of the address."""
+    if "://" in path:
+        with create(path) as file:
+            yield file
+        return
+    draft = Path(f"{path}.{secrets.token_hex(8)}.part")
+    with create(str(draft)) as file:
+        yield file
+    try:
+        _sync(draft)
+        draft.replace(path)
+        _sync(draft.parent)
+    except OSError as problem:
+        raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def is_table(data: object) -> bool:

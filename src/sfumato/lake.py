@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from sfumato import files
 from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import DataError, SpecError
-from sfumato.flow.accumulator import COLUMN, RecordBatch, TallyAccumulator, records_of
+from sfumato.flow.accumulator import COLUMN, RecordBatch, TallyAccumulator
 from sfumato.flow.release import Release
 from sfumato.flow.task import LocalTask
 from sfumato.flow.word_discovery import WordTask
@@ -98,6 +98,12 @@ class Source:
                 )
             yield file
 
+    def read(self, partition: Partition) -> Iterator[pa.ChunkedArray]:
+        """Its records, in parts."""
+        with self.open(partition) as file:
+            for group in range(file.num_row_groups):
+                yield file.read_row_group(group).column(COLUMN)
+
     def check(self, partition: Partition) -> None:
         """Raise DataError if its file is missing, cut, or another one; reads its end only."""
         with self.open(partition):
@@ -108,9 +114,8 @@ class Source:
         partition; it can be pickled, and calling it again gives the same."""
         together = TallyAccumulator(self.task)
         for partition in shard:
-            with self.open(partition) as file:
-                for group in range(file.num_row_groups):
-                    together.add_column(file.read_row_group(group).column(COLUMN))
+            for column in self.read(partition):
+                together.add_column(column)
         return together.batch(sum(partition.reports for partition in shard))
 
 
@@ -243,13 +248,13 @@ def fold(
 def write(
     address: Path | str,
     plan: Plan,
-    tasks: Iterable[tuple[str, Iterable[tuple[bytes, int]]]],
+    tasks: Iterable[tuple[Any, Iterable[tuple[pa.ChunkedArray, int]]]],
     *,
     campaign: str,
     rng: Rng,
 ) -> Reports:
-    """Write a data set to a new or empty folder: for each task its sealed records, each with their
-    number of reports. If it fails, what was written is deleted.
+    """Write a data set to a new or empty folder: for each task columns of its records, each with
+    their number of reports. If it fails, what was written is deleted.
 
     The records of a partition are put in random order, so that nothing shows which were sealed
     together. It needs memory for a few partitions.
@@ -258,19 +263,54 @@ def write(
     files.create_folder(folder)
     try:
         listed = []
-        for number, (task_id, sealed) in enumerate(tasks):
-            partitions = tuple(_write_task(folder, number, task_id, export, sealed, rng))
-            listed.append((task_id, partitions))
-        if plan.dictionary is not None:
-            about = {"version": VERSION, "export": export}
-            table = pa.table({"item": plan.dictionary.items})
-            _write(f"{folder}/{ITEMS}", table, about, compression="zstd")
-        with files.create(f"{folder}/{LIST}") as file:
-            file.write(json.dumps(_list(plan, export, campaign, listed), indent=1).encode())
+        for number, (task, sealed) in enumerate(tasks):
+            source = Source(folder=folder, export=export, task=task)
+            listed.append((task.id, tuple(_write_task(source, number, sealed, rng))))
+        write_list(folder, plan, listed, export=export, campaign=campaign)
     except BaseException:
         files.delete_folder(folder)
         raise
     return Reports(folder=folder, export=export, campaign=campaign, plan=plan, tasks=tuple(listed))
+
+
+def write_list(
+    folder: str,
+    plan: Plan,
+    tasks: list[tuple[str, tuple[Partition, ...]]],
+    *,
+    export: str,
+    campaign: str,
+) -> None:
+    """Make a folder with the partitions of tasks a data set, by the items and the list."""
+    if plan.dictionary is not None:
+        about = {"version": VERSION, "export": export}
+        table = pa.table({"item": plan.dictionary.items})
+        _write(f"{folder}/{ITEMS}", table, about, compression="zstd")
+    with files.replace(f"{folder}/{LIST}") as file:
+        file.write(json.dumps(_list(plan, export, campaign, tasks), indent=1).encode())
+
+
+def write_partition(
+    source: Source, name: str, records: pa.ChunkedArray, reports: int, *, rng: Rng
+) -> Partition:
+    """Write records in random order, in place of what has this name; they are on disk when this
+    returns."""
+    files.create_folder(f"{source.folder}/{name.rpartition('/')[0]}", new=False)
+    order = np.argsort(rng.words(len(records)))
+    table = pa.table({COLUMN: records.combine_chunks().take(pa.array(order))})
+    about = _about_partition(source.task.id, source.export, name)
+    _write(f"{source.folder}/{name}", table, about, compression="none")  # they are random bits
+    return Partition(name=name, reports=reports, records=len(records))
+
+
+def partition_name(task: int, place: int) -> str:
+    """The name of a task's partition, both counted from 0."""
+    return f"task-{task}/{place:05}.parquet"
+
+
+def most_reports(message_bytes: int) -> int:
+    """About the most reports of a partition."""
+    return max(1, min(_MOST_RECORDS, _MOST_BYTES // message_bytes))
 
 
 def _list(
@@ -292,29 +332,21 @@ def _list(
 
 
 def _write_task(
-    folder: str,
+    source: Source,
     number: int,
-    task_id: str,
-    export: str,
-    sealed: Iterable[tuple[bytes, int]],
+    sealed: Iterable[tuple[pa.ChunkedArray, int]],
     rng: Rng,
 ) -> Iterator[Partition]:
     """Write the partitions of a task."""
-    files.create_folder(f"{folder}/task-{number}")
     for place, (records, reports) in enumerate(_groups(sealed)):
-        name = f"task-{number}/{place:05}.parquet"
-        order = np.argsort(rng.words(len(records)))
-        table = pa.table({COLUMN: records.combine_chunks().take(pa.array(order))})
-        about = _about_partition(task_id, export, name)
-        _write(f"{folder}/{name}", table, about, compression="none")  # random bits do not compress
-        yield Partition(name=name, reports=reports, records=len(records))
+        name = partition_name(number, place)
+        yield write_partition(source, name, records, reports, rng=rng)
 
 
-def _groups(sealed: Iterable[tuple[bytes, int]]) -> Iterator[tuple[pa.ChunkedArray, int]]:
+def _groups(sealed: Iterable[tuple[pa.ChunkedArray, int]]) -> Iterator[tuple[pa.ChunkedArray, int]]:
     """Columns of records for a partition each, with their number of reports."""
     parts, reports = list[pa.Array](), 0
-    for content, count in sealed:
-        column = records_of(content)
+    for column, count in sealed:
         parts += column.chunks
         reports += count
         size = sum(len(part) for part in parts)
@@ -326,7 +358,7 @@ def _groups(sealed: Iterable[tuple[bytes, int]]) -> Iterator[tuple[pa.ChunkedArr
 
 
 def _write(path: str, table: pa.Table, about: Mapping[str, Any], compression: str) -> None:
-    with files.create(path) as file:
+    with files.replace(path) as file:
         pq.write_table(
             table.replace_schema_metadata({_ABOUT: json.dumps(about)}),
             file,

@@ -9,10 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -24,13 +22,12 @@ from urllib.parse import urlencode
 import pytest
 
 from certificates import write_certificate
-from serving import settings, wait_for
+from proxies import PROXIES, proxy
+from serving import settings
 from sfumato.collector import tokens
 from sfumato.collector.serve import running
 from sfumato.dashboard import ROUTES
 
-ROOT = Path(__file__).resolve().parents[2]
-PROXIES = {"nginx": "nginx.conf", "haproxy": "haproxy.cfg"}
 PAUSE_SECONDS = 0.05
 VISITS = 10
 
@@ -63,63 +60,13 @@ class Site:
             return answer
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def proxy(name: str, folder: Path, collector: str, certificate: Path) -> Iterator[int]:
-    """The port of a proxy that runs during the block."""
-    script = subprocess.run([ROOT / "scripts/proxies"], capture_output=True, text=True, check=False)
-    if script.returncode != 0:
-        pytest.skip(f"scripts/proxies found no {name}: {script.stderr.strip()[-200:]}")
-    program = shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-    assert program is not None
-    port, text = free_port(), (ROOT / "examples/proxies" / PROXIES[name]).read_text()
-    places = {
-        "127.0.0.1:8420": collector.removeprefix("http://"),
-        "listen 443": f"listen 127.0.0.1:{port}",
-        "bind :443": f"bind 127.0.0.1:{port}",
-        "/etc/ssl/collector.pem": str(certificate),
-        "/etc/ssl/collector.key": str(certificate),
-        "/var/log/nginx/error.log": str(folder / "errors"),
-        "worker_processes auto": f"pid {folder}/pid; worker_processes 1",
-    }
-    for before, after in places.items():
-        text = text.replace(before, after)
-    if name == "nginx":  # its folders for bodies are root's
-        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        lines = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
-        text = text.replace("http {", "http {\n" + lines, 1)
-    file = folder / PROXIES[name]
-    file.write_text(text)
-    options = ["-c", str(file), "-g", "daemon off;"] if name == "nginx" else ["-f", str(file)]
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen([program, *options], stdout=output, stderr=output, cwd=folder)
-    try:
-        wait_for(lambda: answers(port) or process.poll() is not None, name)
-        assert process.poll() is None, (folder / "output").read_text()
-        yield port
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def answers(port: int) -> bool:
-    with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port), timeout=1)):
-        return True
-    return False
-
-
 @contextmanager
 def opened_site(name: str, folder: Path) -> Iterator[Site]:
     certificate = write_certificate(folder)
     limits = settings(folder, proxies=("127.0.0.1",), hosts=("127.0.0.1",))
     with running(limits, routes=ROUTES) as collector:
         _, token = tokens.create(collector.store, role="admin", name="ops", days=1)
-        with proxy(name, folder, collector.address, certificate) as port:
+        with proxy(name, folder, [collector.address], certificate) as port:
             yield Site(port, certificate, token)
 
 

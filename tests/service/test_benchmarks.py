@@ -25,6 +25,7 @@ NAMES = (
     "dense",
     "clients",
     "ingest",
+    "cluster",
     "rounds",
     "pages",
     "server",
@@ -37,7 +38,7 @@ NAMES = (
 )
 
 
-SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
+SERVED = ("ingest", "cluster", "rounds", "pages")  # start collectors, fleets and browsers
 
 
 LONG = (

@@ -80,7 +80,7 @@ def serve_command(
 
     settings = _with_address(settings, listen, port)
     if check:
-        _print_settings(settings, as_json)
+        _print_settings(settings, as_json, with_worker=not no_worker)
         _warn_of_compiling()
         serve.check(settings)
         return
@@ -96,15 +96,21 @@ def serve_command(
     )
 
 
-def _print_settings(settings: Settings, as_json: bool) -> None:
+def _print_settings(settings: Settings, as_json: bool, *, with_worker: bool) -> None:
     from sfumato.collector.memory import memory_bound
 
     data, parts = settings.to_dict(), memory_bound(settings)
     if as_json:
-        print_json(data | {"memory": {"most_bytes": sum(parts.values()), "parts": parts}})
+        memory = {"most_bytes": sum(parts.values()), "parts": parts}
+        print_json(data | {"worker": with_worker, "memory": memory})
         return
     for name, value in data.items():
         click.echo(f"{name} = {json.dumps(value)}")
+    click.echo(
+        "# worker: the store elects one of all processes with this store; this one may be elected"
+        if with_worker
+        else "# worker: not here (--no-worker); run `sfumato worker` for this store"
+    )
     click.echo(f"# at most {_mebibytes(sum(parts.values()))} of memory:")
     for name, size in parts.items():
         click.echo(f"#   {name} {_mebibytes(size)}")

@@ -13,13 +13,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sfumato.collector import studies
 from sfumato.collector.store.database import database
 from sfumato.collector.store.digests import Row
 from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, Transaction
-from sfumato.errors import SfumatoError, StoreError
+from sfumato.errors import DataError, SfumatoError, StoreError
 from sfumato.flow.model_terms import digest_of
 from sfumato.spec import from_json
 
@@ -117,6 +118,9 @@ class _Check:
             counted = tx.counts(task.id).get("reports", 0)
             if not spec.is_masked and sealed not in (0, counted):
                 yield f"task {task.id} counts {counted} reports; {sealed} are sealed"
+            for each in tx.sealed_rows(task.id):
+                if each.records is not None:
+                    yield from _problems_of_file(each, spec)
             if (count := answers.get(task.id, counted)) != counted:
                 yield f"task {task.id} counts {counted} reports; its answer is of {count}"
 
@@ -152,6 +156,14 @@ class _Check:
                 self._problems.append(f"the ledger: no study has the charged task {entry.task}")
         if entries:
             ledger.spent()  # raises if the charges or the budget make no sense
+
+
+def _problems_of_file(row: Row, task: Any) -> Iterator[str]:
+    """What is wrong with a sealed row's file in the lake."""
+    try:
+        studies.records_in(row, task)
+    except DataError as problem:
+        yield str(problem)
 
 
 def _rows(tx: Transaction, row: StudyRow) -> Iterator[Row]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from sfumato import lake
 from sfumato.collector import studies
@@ -32,25 +34,25 @@ def export(
         row = tx.study_by_name(study) or studies.get_study(tx, study)
         _check(tx, row)
         planned = studies.plan_of(tx, row)
-        tasks = [task.id for task in tx.tasks(row.id)]
+        tasks = [studies.task_of(task) for task in tx.tasks(row.id)]
     return lake.write(
         address,
         planned,
-        ((task_id, _sealed(store, task_id, rng)) for task_id in tasks),
+        ((task, _sealed(store, task, rng)) for task in tasks),
         campaign=row.id,
         rng=rng,
     )
 
 
-def _sealed(store: Store, task_id: str, rng: Rng) -> Iterator[tuple[bytes, int]]:
+def _sealed(store: Store, task: Any, rng: Rng) -> Iterator[tuple[pa.ChunkedArray, int]]:
     """The sealed records of a task in random order, each with its number of reports. A row is one
     transaction: an export may take minutes."""
     with store.reading() as tx:
-        numbers = tx.sealed_numbers(task_id)
+        numbers = tx.sealed_numbers(task.id)
     for place in np.argsort(rng.words(len(numbers))).tolist():
         with store.reading() as tx:
-            row = tx.sealed_row(task_id, numbers[place])
-        yield row.check(), row.count
+            row = tx.sealed_row(task.id, numbers[place])
+        yield studies.records_in(row, task), row.count
 
 
 def _check(tx: Transaction, row: StudyRow) -> None:

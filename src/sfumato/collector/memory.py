@@ -20,6 +20,7 @@ _ADMISSION_TIMES = 10  # an upload, in indices and copies
 _STUDY_TIMES = 56  # a request for a study: items of 4 letters, while they are planned
 _TABLE_TIMES = 64  # the largest message of a device: sums of tables and their noise
 _SEAL = 64 * MEBIBYTE  # reports that the worker seals at a time
+_PARTITION = 320 * MEBIBYTE  # records that the worker moves to the lake at a time, in copies
 _SIGN_IN = 16 * KIBIBYTE  # the form of somebody who has not signed in
 
 
@@ -37,5 +38,7 @@ def memory_bound(settings: Settings) -> dict[str, int]:
         + 4 * settings.commit_bytes,
         "studies": (2 + _STUDY_TIMES) * settings.study_bytes,
         "contents": 2 * settings.study_bytes,
-        "worker": _SEAL + _TABLE_TIMES * settings.upload_bytes,
+        "worker": _SEAL
+        + _TABLE_TIMES * settings.upload_bytes
+        + (0 if settings.lake is None else _PARTITION),
     }

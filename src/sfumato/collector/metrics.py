@@ -130,6 +130,11 @@ class Metrics:
             "Time since the worker last ended a step without an error.",
             registry=None,
         )
+        self.worker_active = Gauge(
+            "sfumato_worker_active",
+            "1 if this process is the store's only worker, 0 if it waits to replace it.",
+            registry=None,
+        )
         build = Info("sfumato_build", "1, with the version of this collector.", registry=registry)
         build.info({"version": __version__})
         self._published = Published(registry)

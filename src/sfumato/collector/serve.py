@@ -155,6 +155,7 @@ def worker_of(
         store,
         key=key,
         retention_days=settings.retention_days,
+        lake=settings.lake,
         seal_seconds=settings.seal_seconds,
         limits=RoundLimits(
             cohort_seconds=settings.cohort_seconds,

@@ -46,6 +46,7 @@ class Settings:
     budget_epsilon: float | None = None  # for all central studies together; None: no limit
     budget_delta: float = 1e-6
     retention_days: int | None = 30  # of sealed data after a release; None, in a file "never"
+    lake: str | None = None  # folder or address to which sealed reports of local studies move
     open_metrics: bool = False  # /metrics without a token
     log_level: str = "info"
     upload_bytes: int = 4 * MEBIBYTE  # most bytes in one body

@@ -16,8 +16,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
+import pyarrow as pa
+
+from sfumato import lake
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
+from sfumato.collector.store.digests import Row
 from sfumato.collector.store.ledger import StoreLedger, spent_by
 from sfumato.collector.store.store import (
     FaultRow,
@@ -32,11 +36,12 @@ from sfumato.device import offers
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, SpecError, StoreDamaged, StudyError
-from sfumato.flow.accumulator import RecordBatch, accumulator, table_from_bytes
+from sfumato.flow.accumulator import RecordBatch, TallyAccumulator, records_of, table_from_bytes
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import digest_of
 from sfumato.flow.release import NoisedSum
-from sfumato.flow.task import AnyTask
+from sfumato.flow.task import AnyTask, LocalTask
+from sfumato.flow.word_discovery import WordTask
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Rng
 from sfumato.questions.question import Question
@@ -479,12 +484,30 @@ def answer_of(tx: Transaction, task: Any) -> NoisedSum | RecordBatch | None:
             if answer is None
             else NoisedSum(task, table_from_bytes(task, answer[0]), answer[1])
         )
-    records = accumulator(task)
-    for sealed in tx.sealed_records(task.id):
-        records.merge(sealed)
-    batch = records.batch(tx.sealed_count(task.id))
-    assert isinstance(batch, RecordBatch)  # since it is local
-    return batch
+    tally = TallyAccumulator(task)
+    for row in tx.sealed_rows(task.id):
+        tally.add_column(records_in(row, task))
+    return tally.batch(tx.sealed_count(task.id))
+
+
+def records_in(row: Row, task: LocalTask | WordTask) -> pa.ChunkedArray:
+    """The records of a sealed row, from the store or from its file in the lake."""
+    content = row.check()
+    if row.file is None or row.records is None:
+        return records_of(content)
+    folder = row.file.rsplit("/", 2)[0]
+    source = lake.Source(folder=folder, export=folder.rpartition("/")[2], task=task)
+    return pa.chunked_array(
+        [chunk for column in source.read(partition_of(row)) for chunk in column.chunks]
+    )
+
+
+def partition_of(row: Row) -> lake.Partition:
+    """The partition in the lake that has the records of a sealed row."""
+    assert row.file is not None  # the caller has looked
+    assert row.records is not None
+    name = "/".join(row.file.rsplit("/", 2)[1:])
+    return lake.Partition(name=name, reports=row.count, records=row.records)
 
 
 def _existing_study(tx: Transaction, name: str, digest: str) -> StudyRow | None:

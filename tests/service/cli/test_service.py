@@ -332,6 +332,8 @@ def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_pa
     assert "retention_days = 7\n" in result.stdout
     assert 'listen = "127.0.0.1:1"\n' in result.stdout
     assert "hunter2" not in result.output
+    assert "# worker: the store elects one" in result.stdout
+    assert "# worker: not here" in sfumato("serve", *options, "--no-worker", code=1).stdout
     values = answer_of(sfumato("serve", "--config", "collector.toml", "--check", "--json"))
     assert values["retention_days"] == 7
     assert values["memory"]["most_bytes"] == sum(values["memory"]["parts"].values())

@@ -41,7 +41,12 @@ def busy_metrics() -> Metrics:
         counter.labels("x").inc(MANY)
     for counter in (metrics.commits, metrics.commit_seconds, metrics.worker_errors):
         counter.inc(MANY)
-    for gauge in (metrics.queue_bytes, metrics.queue_uploads, metrics.worker_success_age):
+    for gauge in (
+        metrics.queue_bytes,
+        metrics.queue_uploads,
+        metrics.worker_success_age,
+        metrics.worker_active,
+    ):
         metrics.watch(gauge, lambda: 1e9)
     for _ in range(MANY):
         metrics.observe_request("/health", "GET", 200, 0.01)
@@ -76,6 +81,7 @@ def test_all_that_devices_increase_has_a_step() -> None:
         "sfumato_worker_errors",
         "sfumato_failing_studies",
         "sfumato_worker_last_success_age_seconds",
+        "sfumato_worker_active",
         "sfumato_build_info",
     }
     assert families(busy_metrics()).keys() - STEPS.keys() == exact

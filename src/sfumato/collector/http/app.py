@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sfumato.collector.http import admin_routes, device_routes, openapi, round_routes
 from sfumato.collector.http.admin_routes import Credentials, Served, needs, needs_all_studies
 from sfumato.collector.http.openapi import problems
-from sfumato.collector.http.service import Service
+from sfumato.collector.http.service import Service, WorkerRole
 from sfumato.collector.logs import log_error
 from sfumato.collector.metrics import MEDIA_TYPE, OTHER
 from sfumato.collector.problems import Problem, problem_response
@@ -82,11 +82,16 @@ async def check_health() -> dict[str, str]:
 class Ready(BaseModel):
     ready: bool
     failing_studies: int = Field(description="studies that the worker tries again after an error")
+    worker: WorkerRole = Field(
+        description="active: this process is the only worker of its store; standby: it waits to "
+        "replace it; none: it was started without one"
+    )
 
 
 async def check_ready(service: Served) -> Ready:
     """Reports can be stored, and the worker works; how many studies it tries again"""
-    return Ready(ready=True, failing_studies=await service.check_ready())
+    failing = await service.check_ready()
+    return Ready(ready=True, failing_studies=failing, worker=service.worker_role)
 
 
 async def show_metrics(service: Served, credentials: Credentials) -> Response:

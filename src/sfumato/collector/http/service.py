@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from starlette.requests import Request
 
@@ -38,6 +38,8 @@ _BUSY_SECONDS = 1.0  # how long a masked table waits for a busy worker
 _TABLE_BYTES = 32 << 20  # of masked tables that are being read and added
 SIGN_IN_BYTES = 4 << 10  # of the form of somebody who has not signed in
 _READY_SECONDS = 1.0  # how long an answer about readiness is valid
+
+WorkerRole = Literal["active", "standby", "none"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -148,6 +150,13 @@ class Service:
             self._failing = await self.call(self._count_faults)
             self._ready_until = time.monotonic() + _READY_SECONDS
         return self._failing
+
+    @property
+    def worker_role(self) -> WorkerRole:
+        """What this process does of the work that only one process of a store may do."""
+        if self.worker is None:
+            return "none"
+        return "active" if self.worker.is_active else "standby"
 
     async def count_failing(self) -> int:
         """The number of studies with a fault, whichever process has the worker."""

@@ -34,6 +34,8 @@ class Row:
     count: int
     digest: bytes | None
     number: int | None = None  # tells apart rows of one owner
+    file: str | None = None  # in the lake: has the records, or will get them
+    records: int | None = None  # in that file; None: they are still here
 
     @property
     def name(self) -> str:

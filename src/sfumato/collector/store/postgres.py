@@ -32,6 +32,16 @@ _COLUMN_TYPES = {int: "int8", str: "text", bytes: "bytea"}
 _FULL = {"53100"}  # SQLSTATE; a whole class is named by its first two characters
 _READ_ONLY = {"25006", "42501"}
 _UNAVAILABLE = {"08", "40", "53", "55P03", "57", "58"}
+_ALIVE = {  # both ends notice within about eleven seconds that the other's machine is gone
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 11_000,
+}
+_LET_GO = """SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES
+    ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'),
+    ('tcp_user_timeout', '11s'), ('client_connection_check_interval', '1s'),
+    ('application_name', 'sfumato worker')) AS ours (name, value) USING (name)"""
 _IS_DURABLE = """SELECT current_setting('fsync') = 'on',
     set_config('lock_timeout', %s, false),
     CASE current_setting('synchronous_commit')
@@ -93,18 +103,19 @@ class Postgres:
 
     @contextmanager
     def worker_lock(self) -> Iterator[PostgresConnection | None]:
-        # The session owns the lock: it ends with the connection or the process.
+        # The session owns the lock: it ends with the connection, the process or its machine.
         with closing(self.connect()) as connection:
             lock = "SELECT pg_try_advisory_lock(?, hashtext(current_schema()))"
             is_ours = connection.execute(lock, (_WORKER,)) == [(True,)]
+            if is_ours:
+                connection.execute(_LET_GO)
             yield connection if is_ours else None
 
     def _raw_connection(self) -> psycopg.Connection[Row]:
         parts = conninfo.conninfo_to_dict(self.url)
         seconds = int(parts.get("connect_timeout") or _CONNECT_SECONDS)
-        raw = psycopg.connect(
-            self.url, autocommit=True, connect_timeout=seconds, client_encoding="utf8"
-        )
+        parts = {"client_encoding": "utf8", **_ALIVE, **parts, "connect_timeout": seconds}
+        raw = psycopg.connect(conninfo.make_conninfo("", **parts), autocommit=True)
         try:
             row = raw.execute(_IS_DURABLE, (f"{round(1000 * self._wait_seconds)}ms",)).fetchone()
             if row is None or row[0] is not True:

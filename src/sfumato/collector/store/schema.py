@@ -115,6 +115,10 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE round ADD COLUMN digest {bytes}",  # of its checkpoint
     ),
     ("ALTER TABLE token ADD COLUMN studies TEXT",),  # NULL, all of them, for older tokens
+    (  # files in the lake: the one that gets these records, and how many once it has them
+        "ALTER TABLE sealed ADD COLUMN file TEXT",
+        "ALTER TABLE sealed ADD COLUMN records {integer}",
+    ),
 )
 VERSION = len(STEPS)
 

@@ -329,6 +329,10 @@ class Transaction(RoundTables):
         task = self._task(task_id)
         return self._run(_PENDING, task, task, most_reports, most_reports)
 
+    def delete_report_ids(self, task_id: str) -> None:
+        """Delete the ids of a task that takes no reports any more."""
+        self._run("DELETE FROM seen WHERE task = ?", self._task(task_id))
+
     def delete_uploads(self, task_id: str, numbers: Sequence[int]) -> None:
         """Raise StoreUnavailable if one of them is missing: then another worker has it."""
         task = self._task(task_id)
@@ -388,11 +392,57 @@ class Transaction(RoundTables):
 
     def sealed_row(self, task_id: str, number: int) -> Row:
         """One row of sealed records; StoreError if it was deleted."""
-        rows = self._run("SELECT data, count, digest FROM sealed WHERE number = ?", number)
+        rows = self._run(
+            "SELECT data, count, digest, file, records FROM sealed WHERE number = ?", number
+        )
         if not rows:
             raise StoreError(f"the reports of task {task_id} were deleted meanwhile")
-        data, count, digest = rows[0]
-        return Row("sealed", task_id, data, count, digest, number)
+        data, count, digest, file, records = rows[0]
+        return Row("sealed", task_id, data, count, digest, number, file, records)
+
+    def planned_file(self, task_id: str) -> tuple[str, list[int]] | None:
+        """The file in the lake that gets rows of a task next, and their numbers."""
+        rows = self._run(
+            "SELECT file, number FROM sealed WHERE task = ? AND file IS NOT NULL"
+            " AND records IS NULL ORDER BY number",
+            self._task(task_id),
+        )
+        return (rows[0][0], [number for _, number in rows]) if rows else None
+
+    def unplanned_rows(self, task_id: str) -> tuple[list[tuple[int, int]], int]:
+        """(number, reports) of the rows that no file gets, and the number of files so far."""
+        task = self._task(task_id)
+        rows = self._run(
+            "SELECT number, count FROM sealed WHERE task = ? AND file IS NULL ORDER BY number", task
+        )
+        return rows, self._sum("SELECT COUNT(DISTINCT file) FROM sealed WHERE task = ?", task)
+
+    def plan_file(self, file: str, numbers: Sequence[int]) -> None:
+        """Decide that the records of these rows go to a file, before it is written."""
+        for some in _parts(numbers):
+            query, parameters = self._open.values_query(some)
+            self._run(f"UPDATE sealed SET file = ? WHERE number IN ({query})", file, *parameters)
+
+    def move_to_file(self, task_id: str, file: str, records: int) -> None:
+        """Delete the records that `file` has now; a row that names it takes their place.
+
+        Raise StoreUnavailable if they are gone: then another worker has done this.
+        """
+        task = self._task(task_id)
+        moved = self._run(
+            "DELETE FROM sealed WHERE task = ? AND file = ? AND records IS NULL RETURNING count",
+            task,
+            file,
+        )
+        if not moved:
+            raise StoreUnavailable(f"another worker has moved the records of {file}; try again")
+        count, data = sum(count for (count,) in moved), f"{file} {records}".encode()
+        digest = digest_of("sealed", task_id, data, count)
+        self._insert(
+            "sealed",
+            "task, count, data, digest, file, records",
+            [(task, count, data, digest, file, records)],
+        )
 
     def sealed_count(self, task_id: str) -> int:
         """The number of sealed reports."""
@@ -650,6 +700,12 @@ class Store:
             finally:
                 self._worker.connection = None
 
+    def check_worker(self) -> None:
+        """Raise StoreUnavailable if this thread, which took the worker's lock, has lost it."""
+        connection = self._worker.connection
+        assert connection is not None  # within the block of `worker_lock`
+        self._begin_as_worker(connection, writing=False).rollback()
+
     def close(self) -> None:
         """Close the connections; one in use is closed when its transaction is over."""
         with self._lock:
@@ -683,7 +739,7 @@ class Store:
     def _begin(self, *, writing: bool) -> DatabaseConnection:
         """Begin a transaction on the worker's connection, an idle one or a new one."""
         if writing and self._worker.connection is not None:
-            return self._begin_as_worker(self._worker.connection)
+            return self._begin_as_worker(self._worker.connection, writing=True)
         while True:
             with self._lock:
                 self._check_open()
@@ -703,7 +759,9 @@ class Store:
         if self._is_closed:
             raise StoreError(f"{self.name} is closed", hint="open it again")
 
-    def _begin_as_worker(self, connection: DatabaseConnection) -> DatabaseConnection:
+    def _begin_as_worker(
+        self, connection: DatabaseConnection, *, writing: bool
+    ) -> DatabaseConnection:
         self._check_open()
         if connection.has_failed:
             raise StoreUnavailable(
@@ -711,7 +769,7 @@ class Store:
                 hint="take the lock again and repeat what was not committed",
             )
         try:
-            connection.begin(writing=True)
+            connection.begin(writing=writing)
         except BaseException:
             connection.close()
             raise

@@ -37,11 +37,13 @@ class WorkerThread:
         self._stop = threading.Event()
         self._wakeup = threading.Event()
         self._errors = 0  # consecutive ones
+        self._is_active = False
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._metrics.watch(
             self._metrics.worker_success_age, lambda: time.monotonic() - self._succeeded_at
         )
+        self._metrics.watch(self._metrics.worker_active, lambda: self._is_active)
 
     def start(self) -> None:
         self._thread.start()
@@ -63,11 +65,17 @@ class WorkerThread:
         """Whether the thread runs and its last step did not fail."""
         return self._thread.is_alive() and not self._errors
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it is the only worker of its store; otherwise it waits until that one ends."""
+        return self._is_active
+
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 with self._store.worker_lock() as alone:
                     if alone:
+                        self._set_active(True)
                         self._steps()
                     else:
                         self._note_success()  # another worker runs
@@ -79,6 +87,7 @@ class WorkerThread:
                 pause = min(
                     _FIRST_PAUSE_SECONDS * 2 ** min(self._errors - 1, 10), _LONGEST_PAUSE_SECONDS
                 )
+            self._set_active(False)
             self._stop.wait(pause)
         log("worker-stopped")
 
@@ -88,6 +97,7 @@ class WorkerThread:
             self._wakeup.clear()
             if self._stop.is_set():  # checked after clearing, since `stop` also wakes
                 return
+            self._store.check_worker()  # a step without anything to write would not notice
             is_busy = self._step()
             self._note_success()
             if not is_busy:
@@ -102,6 +112,11 @@ class WorkerThread:
         while self._wakeup.is_set() and time.monotonic() < until:
             self._wakeup.clear()
             self._stop.wait(_GATHER_SECONDS)
+
+    def _set_active(self, is_active: bool) -> None:
+        if is_active != self._is_active:
+            self._is_active = is_active
+            log("worker-active" if is_active else "worker-inactive")
 
     def _note_success(self) -> None:
         self._errors = 0

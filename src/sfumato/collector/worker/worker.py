@@ -23,11 +23,13 @@ from json import dumps
 
 import pyarrow as pa
 
+from sfumato import files
 from sfumato.collector import logs, studies
 from sfumato.collector.metrics import Metrics
 from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import FaultRow, Store, StudyRow, TaskRow, Transaction
 from sfumato.collector.studies import campaign_of, plan_of, task_of
+from sfumato.collector.worker import partitions
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.rounds import RoundDriver, RoundLimits
 from sfumato.collector.worker.table_queue import TableQueue
@@ -88,6 +90,7 @@ class Worker:
         rng: Rng | None = None,
         log: Callable[..., None] = logs.log,
         retention_days: int | None = None,
+        lake: str | None = None,
         seal_seconds: float = SEAL_SECONDS,
         limits: RoundLimits | None = None,
         notify: Callable[[], None] = lambda: None,
@@ -96,12 +99,14 @@ class Worker:
         metrics: Metrics | None = None,
     ) -> None:
         """`key` signs the offers of later tasks; the data that devices sent is dropped
-        `retention_days` after the end of their study (None: never). `limits` are those of masked
+        `retention_days` after the end of their study (None: never). `lake` is an address to which
+        the sealed reports of local studies move (`partitions`). `limits` are those of masked
         rounds; `notify` is called when there is something new for their devices, `tables` has
         tables that this process received, and `messages` the messages to members."""
         self._store, self._key, self._now, self._log = store, key, now, log
         self._rng = rng or SystemRng()
         self._retention_days, self._seal_seconds = retention_days, seal_seconds
+        self._lake = lake
         self._metrics = metrics or Metrics()
         self._sealed_at: dict[str, float] = {}  # by task
         self._unsaved_faults: dict[str, FaultRow] = {}  # by study
@@ -237,10 +242,25 @@ class Worker:
         if waiting and (task.state == "closing" or self._is_time(task, waiting, may_close)):
             self._seal(row, task)
             return True
-        if task.state == "closing" and not waiting:
+        is_complete = task.state == "closing" and not waiting
+        if self._move(row, task, rest=is_complete):
+            return True
+        if is_complete:
             self._finish(row, task)
             return True
         return False
+
+    def _move(self, row: StudyRow, task: TaskRow, *, rest: bool) -> bool:
+        """Move sealed reports of a local study to the lake, if there is one."""
+        spec = task_of(task)
+        if self._lake is None or not spec.is_local:
+            return False
+        has_moved = partitions.move(
+            self._store, row, task, spec, to=self._lake, rest=rest, rng=self._rng
+        )
+        if has_moved:
+            self._request_scrub()
+        return has_moved
 
     def _is_over(self, row: StudyRow) -> bool:
         """Whether its devices are no longer asked."""
@@ -327,6 +347,7 @@ class Worker:
                 tx.count(task.id, "reports", batch.count)
         tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
         tx.end_waiting(task.id)
+        tx.delete_report_ids(task.id)  # no device sends to it any more
         fields = logs.count_field(tx.counts(task.id).get("reports", 0))
         self._log("task-done", study_id=task.study_id, task_id=task.id, **fields)
 
@@ -336,6 +357,8 @@ class Worker:
         day = (_EPOCH + timedelta(days=self._today())).isoformat()
         release = replace(release.timed(time.perf_counter() - started, TIME), released=day)
         text = dumps(release.to_dict(), ensure_ascii=False, allow_nan=False)
+        if self._lake is not None:
+            partitions.finish(self._store, row, at=self._lake)
         self._end(row, "released", release=text, parameters=release.model_bytes)
 
     def _end(
@@ -372,6 +395,8 @@ class Worker:
                 return False
             for task in tx.tasks(row.id):
                 tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
+            if self._lake is not None:
+                files.delete_folder(partitions.folder_of(self._lake, row.id))
             tx.drop_data(row.id)
         self._tidied.add(row.id)
         self._request_scrub()

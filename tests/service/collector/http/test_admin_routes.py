@@ -45,6 +45,7 @@ from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask
 from sfumato.privacy import SystemRng
 
+READY = {"ready": True, "failing_studies": 0, "worker": "active"}
 STUDY = {"question": "frequencies", "trust": "local", "epsilon": 4.0, "devices": 20}
 REQUEST: dict[str, Any] = {
     "name": "Street trees",
@@ -400,7 +401,7 @@ def test_a_collector_is_ready_while_its_store_can_be_written(tmp_path: Path) -> 
     assert isinstance(store, Faulty)
     store.migrate()
     with served(Service(store, settings(tmp_path), key=KEY)) as address:
-        assert ask(address, "GET", "/ready").json() == {"ready": True, "failing_studies": 0}
+        assert ask(address, "GET", "/ready").json() == READY | {"worker": "none"}
         store.problem = StoreUnavailable("away")
         wait_for(lambda: ask(address, "GET", "/ready").status == 503, "the service to notice")
         assert ask(address, "GET", "/ready").code == "store-unavailable"
@@ -450,12 +451,12 @@ def test_a_failing_study_is_shown_and_tried_again_at_once(administered: Administ
     assert administered.ask("GET", path, role="analyst").json()["fault"] == expected
     rows = administered.ask("GET", "/v1/studies", role="analyst").json()["studies"]
     assert [row["fault"] for row in rows if row["id"] == study["id"]] == [expected]
-    wait_for(lambda: ready() == {"ready": True, "failing_studies": 1}, "/ready to show it")
+    wait_for(lambda: ready() == READY | {"failing_studies": 1}, "/ready to show it")
     assert "MemoryError" not in ask(address, "GET", "/ready").body.decode()  # open to everybody
     assert gauge() == "sfumato_failing_studies 1.0"
 
     assert administered.ask("POST", f"{path}/retry").json()["fault"] is None
-    wait_for(lambda: ready() == {"ready": True, "failing_studies": 0}, "/ready to show none")
+    wait_for(lambda: ready() == READY, "/ready to show none")
     assert gauge() == "sfumato_failing_studies 0.0"
     administered.ask("DELETE", path)
     assert administered.ask("POST", f"{path}/retry").code == "wrong-state"
