@@ -321,7 +321,8 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     Everything that the collector stored after the copy was made is lost: reports, releases and
     charges to the ledger. Running studies with trust central or secure are charged and ended, since
     they may have been released meanwhile; open new studies in their place. If the collector was
-    stopped before the copy was made, use --nothing-released to continue them.
+    stopped before the copy was made, use --nothing-released to continue them. The copy of an SQLite
+    store can also be restored to PostgreSQL.
 
     \b
     Example:
