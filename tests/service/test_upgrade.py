@@ -108,7 +108,7 @@ def test_a_store_moves_to_a_server_with_every_row(server_url: str, tmp_path: Pat
 def test_a_copy_that_cannot_be_moved_leaves_no_table(server_url: str, tmp_path: Path) -> None:
     path = old_store(tmp_path)
     with closing(sqlite3.connect(path)) as raw:
-        raw.execute("UPDATE study SET purpose = 'a' || char(0)")  # which PostgreSQL does not store
+        raw.execute("UPDATE study SET purpose = 'a' || char(0)")  # PostgreSQL does not store NUL
         raw.commit()
     with pytest.raises(StoreError):
         restore(server_url, path)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -145,14 +146,16 @@ class NetworkFleet:
         drop: float = 0.0,
         seed: int | None = None,
         connections: int = 32,
+        ca: Path | None = None,
         allow_plain: bool = False,
         respondents: Callable[[str], Collection[int]] | None = None,
         connect: Callable[[], Send] | None = None,
         passcode: str | None = None,
     ) -> None:
         """`respondents` maps a cohort to the numbers of the devices that answer its task; by
-        default, all do. `connect` makes a connection to the collector, instead of HTTP to `server`.
-        All devices have the `passcode` of the studies that they answer.
+        default, all do. `ca` is a file of root certificates to use instead of the system's.
+        `connect` makes a connection to the collector, instead of HTTP to `server`. All devices
+        have the `passcode` of the studies that they answer.
 
         Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`, so that the same
         devices in the same cohorts send the same tables.
@@ -161,7 +164,7 @@ class NetworkFleet:
         self._passcode = passcode
         self._most = max((len(each) for each in holdings if not callable(each)), default=0)
         self._links: list[Send] = [
-            Http(server, allow_plain=allow_plain) if connect is None else connect()
+            Http(server, ca=ca, allow_plain=allow_plain) if connect is None else connect()
             for _ in range(connections)
         ]
         chances = np.random.default_rng(seed).spawn(connections + 1)
