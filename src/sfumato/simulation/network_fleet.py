@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -316,13 +318,13 @@ class NetworkFleet:
             sessions = sessions_of_first_task(sessions, offer.task.id, order)
             if sessions:
                 rounds += 1
-                report(f"round {rounds}", 0.5)
-                links = len(self._links)
+                stage, links = f"round {rounds}", len(self._links)
                 results = drive_sessions(
                     [
                         (send, [each for k, each in sessions.items() if k % links == link])
                         for link, send in enumerate(self._sends)
-                    ]
+                    ],
+                    progress=partial(report, stage),
                 )
                 outcomes += results
                 if results.keys() <= {RoundOutcome.WAITING, RoundOutcome.UNREACHABLE, DROPPED_OUT}:
@@ -512,6 +514,14 @@ class RoundSession:
         return self.part.phase == self.dropout_phase
 
     @property
+    def progress(self) -> float:
+        """The share of the round's phases that are behind this device."""
+        if self.outcome is not None:
+            return 1.0
+        phase = self.part.phase
+        return (PHASES.index(phase) + 1) / (len(PHASES) + 1) if phase in PHASES else 0.0
+
+    @property
     def outcome(self) -> str | None:
         return DROPPED_OUT if self.has_dropped_out else self.part.outcome
 
@@ -531,27 +541,43 @@ def drive_sessions(
     *,
     timeout_seconds: float = ROUND_TIMEOUT_SECONDS,
     idle_seconds: float = IDLE_SECONDS,
+    progress: Callable[[float], None] | None = None,
 ) -> Counter[str]:
     """Drive sessions to their end, in one thread per connection, and count their outcomes.
+
+    `progress` gets how far those of the first connection are, between 0 and 1.
 
     They give up if the collector does not answer for `timeout_seconds`, or has no news for any
     device of a connection for `idle_seconds`, since a cohort may never be complete.
     """
 
-    def drive(group: tuple[Send, Sequence[RoundSession]]) -> Counter[str]:
-        return _drive(*group, timeout_seconds, idle_seconds)
+    reports = chain([progress or _silent], repeat(_silent))
+
+    def drive(
+        group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
+    ) -> Counter[str]:
+        return _drive(*group, timeout_seconds, idle_seconds, report)
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        return sum(threads.map(drive, groups), Counter[str]())
+        return sum(threads.map(drive, groups, reports), Counter[str]())
+
+
+def _silent(share: float) -> None:
+    """Report nothing."""
 
 
 def _drive(
-    send: Send, sessions: Sequence[RoundSession], timeout_seconds: float, idle_seconds: float
+    send: Send,
+    sessions: Sequence[RoundSession],
+    timeout_seconds: float,
+    idle_seconds: float,
+    report: Callable[[float], None],
 ) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     active, is_idle = list(sessions), False
     until, last_progress = time.monotonic() + timeout_seconds, time.monotonic()
     while active:
+        report(sum(session.progress for session in sessions) / len(sessions))
         has_progress = has_answer = False
         for place, session in enumerate(active):
             wait = _WAIT_SECONDS if is_idle and place == 0 else 0
