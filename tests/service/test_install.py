@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -147,6 +148,28 @@ def test_each_extra_has_everything_for_its_commands(
         assert result.returncode == code, result.stderr
         assert words in result.stdout + result.stderr
         assert "pip install" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_500)
+def test_a_first_answer_about_a_data_frame_takes_five_lines_and_less_than_five_minutes(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """The lines are those of docs/guides/install.md. The minutes are the processor's: how long a
+    download takes, or what else this machine does, is not ours."""
+    page = (ROOT / "docs" / "guides" / "install.md").read_text()
+    lines = re.findall(r"^>>> (.*)$", page, re.MULTILINE)
+    assert len(lines) <= 6
+    (tmp_path / "first.py").write_text("\n".join([*lines[:-1], f"print({lines[-1]})"]))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = Environment(tmp_path / "env")
+    environment.install(str(wheel))
+    environment.install("pandas")
+    answer = environment.python("first.py")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert answer.returncode == 0, answer.stderr
+    assert "oak" in answer.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 300
 
 
 @pytest.mark.slow
