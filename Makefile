@@ -49,4 +49,4 @@ bench: .venv/.programs .venv-peers/.ready
 	PYTHON="$(PYTHON)" scripts/peers
 
 clean:
-	rm -rf .venv .venv-flower .venv-peers .venv-pfl .venv-tff site out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-peers .venv-pfl .venv-release .venv-tff dist site out .mypy_cache .ruff_cache .pytest_cache .hypothesis

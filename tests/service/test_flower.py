@@ -164,9 +164,11 @@ def one_round(
     messages = list(strategy.configure_train(number, arrays_of(start), ConfigRecord(), grid))
     replies = grid.send_and_receive(messages)
     new, metrics = strategy.aggregate_train(number, replies)
-    if new is None:
-        return None, metrics
+    assert new is not None  # or the run would end without a model
     after = {name: each.numpy() for name, each in new.items()}
+    if metrics is None:  # the round was left out
+        assert all(np.array_equal(after[name], each) for name, each in start.items())
+        return None, None
     assert after["seen"] == 3
     return Layout.of(start).difference(after, start), metrics
 

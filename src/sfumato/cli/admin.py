@@ -346,6 +346,9 @@ def ledger_group() -> None:
 def ledger_show(client: AdminClient, as_json: bool) -> None:
     """Show the charges, and how much of the budget is spent
 
+    One line per charge: its study, its cohort and its epsilon, as if there were no others. They do
+    not simply add up: the last line has what all cost the device that was asked most.
+
     \b
     Example:
       sfumato ledger show --json
@@ -354,8 +357,11 @@ def ledger_show(client: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(ledger)
         return
-    for entry in ledger["entries"]:
-        click.echo(f"{entry['campaign'][:12]}  {entry['cohort']:<12}  {entry['loss']['kind']}")
+    names = [entry["study"] or entry["campaign"][:12] for entry in ledger["entries"]]
+    width = max(map(len, names), default=0)
+    for name, entry in zip(names, ledger["entries"], strict=True):
+        cost = "without bound" if entry["epsilon"] is None else f"epsilon {entry['epsilon']:.4g}"
+        click.echo(f"{name:<{width}}  {entry['cohort']:<12}  {cost}")
     spent = "without bound" if ledger["spent"] is None else f"epsilon {ledger['spent']:.4g}"
     budget = "no limit" if ledger["epsilon"] is None else f"epsilon {ledger['epsilon']:g}"
     click.echo(f"spent {spent}, allowed {budget}, at delta {ledger['delta']:g}")

@@ -64,6 +64,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--passcode", type=_FILE, help="File with the study's passcode; - is stdin.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
+@click.option("--ca", type=_FILE, help="Root certificates to use instead of the system's.")
 @click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
 @json_option
 def fleet_command(
@@ -82,6 +83,7 @@ def fleet_command(
     leave: tuple[str, ...],
     passcode: Path | None,
     seed: int | None,
+    ca: Path | None,
     plain_http: bool,
     as_json: bool,
 ) -> None:
@@ -126,6 +128,7 @@ def fleet_command(
             holdings,
             drop=drop,
             seed=seed,
+            ca=ca,
             allow_plain=plain_http,
             passcode=None if passcode is None else passcodes.read(passcode),
         ) as fleet,

@@ -448,7 +448,8 @@ def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
 
     Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
     emoji and new words with local privacy, and app crashes, where the collector sees only masked
-    sums. The devices are simulated, everything else is real; nothing leaves this machine.
+    sums; half of the devices answer the latter. The devices are simulated, everything else is real;
+    nothing leaves this machine.
 
     \b
     Example:
@@ -456,6 +457,7 @@ def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
     """
     import tempfile
 
+    click.echo("starting a collector …", err=True)
     from sfumato.cli import demo
 
     with (

@@ -52,7 +52,7 @@ def _settings(command: _Command) -> _Command:
 )
 @click.option("--no-dashboard", is_flag=True, help="Serve the API without the dashboard.")
 @click.option(
-    "--check", is_flag=True, help="Check and print the settings, and the most memory; then exit."
+    "--check", is_flag=True, help="Check everything that it needs, print the settings, and exit."
 )
 @_json
 def serve_command(
@@ -71,6 +71,11 @@ def serve_command(
     come from --config and SFUMATO_… variables; by default it listens on this machine only, and its
     store is in the current folder.
 
+    --check creates nothing: it prints the settings in effect and the most memory that they allow,
+    and checks the certificate and its end, the store, its disk, the limit of open files, the cache
+    of compiled loops, the signing key, the clock, the budget and the tokens. The exit code is 0 if
+    a collector can start; warnings go to stderr.
+
     \b
     Example:
       sfumato serve --config collector.toml --check
@@ -80,9 +85,7 @@ def serve_command(
 
     settings = _with_address(settings, listen, port)
     if check:
-        _print_settings(settings, as_json, with_worker=not no_worker)
-        _warn_of_compiling()
-        serve.check(settings)
+        _check_settings(settings, as_json, with_worker=not no_worker)
         return
 
     def announce(address: str) -> None:
@@ -96,24 +99,37 @@ def serve_command(
     )
 
 
-def _print_settings(settings: Settings, as_json: bool, *, with_worker: bool) -> None:
+def _check_settings(settings: Settings, as_json: bool, *, with_worker: bool) -> None:
+    from sfumato.collector import preflight
     from sfumato.collector.memory import memory_bound
 
     data, parts = settings.to_dict(), memory_bound(settings)
+    findings = preflight.checks(settings)
     if as_json:
         memory = {"most_bytes": sum(parts.values()), "parts": parts}
-        print_json(data | {"worker": with_worker, "memory": memory})
-        return
-    for name, value in data.items():
-        click.echo(f"{name} = {json.dumps(value)}")
-    click.echo(
-        "# worker: the store elects one of all processes with this store; this one may be elected"
-        if with_worker
-        else "# worker: not here (--no-worker); run `sfumato worker` for this store"
-    )
-    click.echo(f"# at most {_mebibytes(sum(parts.values()))} of memory:")
-    for name, size in parts.items():
-        click.echo(f"#   {name} {_mebibytes(size)}")
+        checks = [finding.to_dict() for finding in findings]
+        print_json(data | {"worker": with_worker, "memory": memory, "checks": checks})
+    else:
+        for name, value in data.items():
+            click.echo(f"{name} = {json.dumps(value)}")
+        click.echo(
+            "# worker: the store elects one of all processes with this store; this one may be "
+            "elected"
+            if with_worker
+            else "# worker: not here (--no-worker); run `sfumato worker` for this store"
+        )
+        click.echo(f"# at most {_mebibytes(sum(parts.values()))} of memory:")
+        for name, size in parts.items():
+            click.echo(f"#   {name} {_mebibytes(size)}")
+        click.echo("# checks:")
+        for finding in findings:
+            click.echo(f"#   {finding.state:<7}  {finding.check}: {finding.text}")
+    for finding in findings:
+        if finding.state == "warning":
+            click.echo(f"warning: {finding.check}: {finding.text}; {finding.hint}", err=True)
+    for finding in findings:
+        if finding.problem is not None:
+            raise finding.problem
 
 
 def _mebibytes(size: int) -> str:
@@ -139,12 +155,29 @@ def worker_command(settings: Settings) -> None:
 
 @click.group("key")
 def key_group() -> None:
-    """Replace the key with which a collector signs its offers
+    """Show or replace the key with which a collector signs its offers
 
     \b
     Example:
-      sfumato key rotate --config collector.toml
+      sfumato key show --config collector.toml
     """
+
+
+@key_group.command("show")
+@_settings
+@_json
+def key_show(settings: Settings, as_json: bool) -> None:
+    """Print the public part of the signing key, which devices need
+
+    \b
+    Example:
+      sfumato device offers --home phone --server … --key $(sfumato key show)
+    """
+    from sfumato.collector import keys
+    from sfumato.device import offers
+
+    public = offers.public_key(keys.read(Path(settings.signing_key))).hex()
+    _print({"public_key": public}, public, as_json)
 
 
 @key_group.command("rotate")
@@ -327,7 +360,8 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     Everything that the collector stored after the copy was made is lost: reports, releases and
     charges to the ledger. Running studies with trust central or secure are charged and ended, since
     they may have been released meanwhile; open new studies in their place. If the collector was
-    stopped before the copy was made, use --nothing-released to continue them.
+    stopped before the copy was made, use --nothing-released to continue them. The copy of an SQLite
+    store can also be restored to PostgreSQL.
 
     \b
     Example:
@@ -427,17 +461,6 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
     if port is not None:
         listen = f"{listen.rpartition(':')[0]}:{port}"
     return replace(settings, listen=listen)
-
-
-def _warn_of_compiling() -> None:
-    from sfumato.kernels.compiling import has_cache
-
-    if not has_cache():
-        click.echo(
-            "warning: compiled loops cannot be cached, so each start compiles them again; set "
-            "NUMBA_CACHE_DIR to a folder that this user can write",
-            err=True,
-        )
 
 
 @contextmanager

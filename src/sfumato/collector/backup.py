@@ -5,7 +5,8 @@ A copy is a snapshot. A restored one lacks everything later: acknowledged report
 in the copy. So `restore` charges and ends those, unless the operator knows that nothing was
 released; it cannot know about studies that began after the copy.
 
-A copy has the format of its database: an SQLite file, or one for `pg_restore`, say.
+A copy has the format of its database: an SQLite file, or one for `pg_restore`, say. An SQLite file
+can be restored to PostgreSQL as well, which is how a store moves there.
 """
 
 from __future__ import annotations

@@ -18,6 +18,16 @@ from sfumato.errors import OfferError, SpecError
 
 def load_or_make(path: Path | str, store: Store) -> bytes:
     """The key in this file; a new one if there is no file and nothing was signed yet."""
+    key = load(path, store)
+    if key is None:
+        _make(Path(path))
+        key = read(Path(path))
+    return key
+
+
+def load(path: Path | str, store: Store) -> bytes | None:
+    """The key in this file, which must have signed the store's offers; None if there is no file,
+    and nothing was signed yet."""
     file = Path(path)
     with store.reading() as tx:
         has_studies = bool(tx.studies())
@@ -28,7 +38,7 @@ def load_or_make(path: Path | str, store: Store) -> bytes:
                 f"there is no signing key at {file}, and the store has studies signed with one",
                 hint="restore the file: devices accept no offers signed with another key",
             )
-        _make(file)
+        return None
     key = read(file)
     for envelope in envelopes[:1]:
         try:

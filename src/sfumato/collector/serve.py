@@ -8,13 +8,11 @@ import logging
 import resource
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, cast
@@ -32,8 +30,8 @@ from sfumato.collector.http.limits import HEAD_BYTES, ConnectionLimits
 from sfumato.collector.http.service import Service
 from sfumato.collector.http.waiting import ChangeNotifier
 from sfumato.collector.metrics import Metrics
+from sfumato.collector.preflight import OTHER_FILES, load_certificate
 from sfumato.collector.settings import Settings
-from sfumato.collector.store.database import database
 from sfumato.collector.store.ledger import set_budget
 from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
@@ -42,13 +40,12 @@ from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import Worker, trim_memory
 from sfumato.device import offers
-from sfumato.errors import ServiceError, SpecError
+from sfumato.errors import ServiceError
 from sfumato.spec import require
 
 _GARBAGE = 20_000  # allocations before the garbage collector runs
 _SWITCH_SECONDS = 0.002  # how long the worker may delay an answer; Python's default is 5 ms
 _LOOPBACK = ("http://127.", "http://[::1]")
-_OTHER_FILES = 256  # of the store's threads, and of connections that have just been accepted
 
 
 class CollectorServer:
@@ -211,14 +208,14 @@ def fit_connections(settings: Settings) -> Settings:
     """Allow this process as many open files as its connections need. Where the system does not, it
     has fewer connections: without a free file, no connection can be accepted, nor refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = settings.connections + _OTHER_FILES
+    files = settings.connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= files:
         return settings
     if hard != resource.RLIM_INFINITY and hard < files:
-        connections = hard - _OTHER_FILES
+        connections = hard - OTHER_FILES
         require(
             connections > 0,
-            f"a collector needs more than {_OTHER_FILES} open files; the system allows {hard}",
+            f"a collector needs more than {OTHER_FILES} open files; the system allows {hard}",
         )
         logs.log(
             "few-connections",
@@ -229,15 +226,6 @@ def fit_connections(settings: Settings) -> Settings:
         settings, files = replace(settings, connections=connections), hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return settings
-
-
-def check(settings: Settings) -> None:
-    """Raise the error that a collector with these settings would not start for: of its certificate,
-    its key or its store. Create nothing: without a key or a store, there is nothing to check."""
-    _load_certificate(settings)
-    if (key := Path(settings.signing_key)).exists():
-        keys.read(key)
-    database(settings.store).is_empty()  # connects, unless there is no file
 
 
 def work(settings: Settings) -> None:
@@ -359,7 +347,7 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
     config = uvicorn.Config(
         limited,
         loop="asyncio",
-        http=limited.protocol(stock.http_protocol_class, _load_certificate(settings)),
+        http=limited.protocol(stock.http_protocol_class, load_certificate(settings)),
         h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         lifespan="on",
@@ -374,19 +362,6 @@ def make_server(app: ASGIApp, settings: Settings) -> Server:
     )
     config.load()
     return Server(config, limited)
-
-
-def _load_certificate(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as problem:  # such as ssl.SSLError
-        raise SpecError(
-            f"the certificate {settings.tls_cert} and its key cannot be used: {problem.strerror}"
-        ) from problem
-    return context
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -28,6 +28,7 @@ from sfumato.dashboard.visits import (
     session_of,
     sign_in_required,
 )
+from sfumato.device import offers
 from sfumato.questions import registry
 
 PAGE_ROWS = 100  # rows of a release's table on one page
@@ -92,7 +93,8 @@ async def study_list(visit: Visit) -> Response:
         queries.study_summaries, visit.service.store, visit.session.token
     )
     is_live = any(summary.is_alive for summary in summaries)
-    return visit.page("studies.html", summaries=summaries, is_live=is_live)
+    key = offers.public_key(visit.service.key).hex()
+    return visit.page("studies.html", summaries=summaries, is_live=is_live, public_key=key)
 
 
 @sign_in_required()

@@ -312,6 +312,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         self.rng: Rng = SystemRng() if rng is None else rng
         self._identities: dict[int, bytes] = {}
         self._round: _RoundState | None = None
+        self._arrays: ArrayRecord | None = None  # the model before the round
 
     def summary(self) -> None:
         design = self.design
@@ -323,12 +324,17 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             design.noise_multiplier,
             design.rate,
         )
-        self.inner.summary()
+        key = self.inner.weighted_by_key
+        self.inner.weighted_by_key = f"nothing, clients count alike (evaluation: {key})"
+        try:
+            self.inner.summary()
+        finally:
+            self.inner.weighted_by_key = key
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._round = None
+        self._round, self._arrays = None, arrays
         messages = list(self.inner.configure_train(server_round, arrays, config, grid))
         by_node = {message.metadata.dst_node_id: message for message in messages}
         if not by_node:
@@ -356,7 +362,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         current, self._round = self._round, None
         if current is None:
-            return None, None
+            return self._arrays, None  # so that the run ends with a model, even without any round
         try:
             batch = self._batch(current, replies)
             answer = noised_sum(
@@ -364,7 +370,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             )
         except (BudgetError, ImpossibleError, MismatchError) as problem:
             log(WARNING, "sfumato: round %s is left out: %s", server_round, problem)
-            return None, None
+            return self._arrays, None
         update = current.round.sketch.decode(answer.table, answer.count)
         arrays = {
             name: Array(np.asarray(array))
@@ -380,7 +386,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
         reply = Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
         new, _ = self.inner.aggregate_train(server_round, [reply])
         if new is None:
-            return None, None
+            return self._arrays, None
         new = _with_types_of(_arrays(new), current.before)
         epsilon = self.spending.epsilon
         log(

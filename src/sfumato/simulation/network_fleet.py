@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -145,14 +148,16 @@ class NetworkFleet:
         drop: float = 0.0,
         seed: int | None = None,
         connections: int = 32,
+        ca: Path | None = None,
         allow_plain: bool = False,
         respondents: Callable[[str], Collection[int]] | None = None,
         connect: Callable[[], Send] | None = None,
         passcode: str | None = None,
     ) -> None:
         """`respondents` maps a cohort to the numbers of the devices that answer its task; by
-        default, all do. `connect` makes a connection to the collector, instead of HTTP to `server`.
-        All devices have the `passcode` of the studies that they answer.
+        default, all do. `ca` is a file of root certificates to use instead of the system's.
+        `connect` makes a connection to the collector, instead of HTTP to `server`. All devices
+        have the `passcode` of the studies that they answer.
 
         Device k draws from `SeededRng(seed, k)`, as in `simulate` with `protocol`, so that the same
         devices in the same cohorts send the same tables.
@@ -161,7 +166,7 @@ class NetworkFleet:
         self._passcode = passcode
         self._most = max((len(each) for each in holdings if not callable(each)), default=0)
         self._links: list[Send] = [
-            Http(server, allow_plain=allow_plain) if connect is None else connect()
+            Http(server, ca=ca, allow_plain=allow_plain) if connect is None else connect()
             for _ in range(connections)
         ]
         chances = np.random.default_rng(seed).spawn(connections + 1)
@@ -313,13 +318,13 @@ class NetworkFleet:
             sessions = sessions_of_first_task(sessions, offer.task.id, order)
             if sessions:
                 rounds += 1
-                report(f"round {rounds}", 0.5)
-                links = len(self._links)
+                stage, links = f"round {rounds}", len(self._links)
                 results = drive_sessions(
                     [
                         (send, [each for k, each in sessions.items() if k % links == link])
                         for link, send in enumerate(self._sends)
-                    ]
+                    ],
+                    progress=partial(report, stage),
                 )
                 outcomes += results
                 if results.keys() <= {RoundOutcome.WAITING, RoundOutcome.UNREACHABLE, DROPPED_OUT}:
@@ -509,6 +514,14 @@ class RoundSession:
         return self.part.phase == self.dropout_phase
 
     @property
+    def progress(self) -> float:
+        """The share of the round's phases that are behind this device."""
+        if self.outcome is not None:
+            return 1.0
+        phase = self.part.phase
+        return (PHASES.index(phase) + 1) / (len(PHASES) + 1) if phase in PHASES else 0.0
+
+    @property
     def outcome(self) -> str | None:
         return DROPPED_OUT if self.has_dropped_out else self.part.outcome
 
@@ -528,27 +541,43 @@ def drive_sessions(
     *,
     timeout_seconds: float = ROUND_TIMEOUT_SECONDS,
     idle_seconds: float = IDLE_SECONDS,
+    progress: Callable[[float], None] | None = None,
 ) -> Counter[str]:
     """Drive sessions to their end, in one thread per connection, and count their outcomes.
+
+    `progress` gets how far those of the first connection are, between 0 and 1.
 
     They give up if the collector does not answer for `timeout_seconds`, or has no news for any
     device of a connection for `idle_seconds`, since a cohort may never be complete.
     """
 
-    def drive(group: tuple[Send, Sequence[RoundSession]]) -> Counter[str]:
-        return _drive(*group, timeout_seconds, idle_seconds)
+    reports = chain([progress or _silent], repeat(_silent))
+
+    def drive(
+        group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
+    ) -> Counter[str]:
+        return _drive(*group, timeout_seconds, idle_seconds, report)
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        return sum(threads.map(drive, groups), Counter[str]())
+        return sum(threads.map(drive, groups, reports), Counter[str]())
+
+
+def _silent(share: float) -> None:
+    """Report nothing."""
 
 
 def _drive(
-    send: Send, sessions: Sequence[RoundSession], timeout_seconds: float, idle_seconds: float
+    send: Send,
+    sessions: Sequence[RoundSession],
+    timeout_seconds: float,
+    idle_seconds: float,
+    report: Callable[[float], None],
 ) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     active, is_idle = list(sessions), False
     until, last_progress = time.monotonic() + timeout_seconds, time.monotonic()
     while active:
+        report(sum(session.progress for session in sessions) / len(sessions))
         has_progress = has_answer = False
         for place, session in enumerate(active):
             wait = _WAIT_SECONDS if is_idle and place == 0 else 0

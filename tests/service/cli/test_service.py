@@ -29,6 +29,7 @@ from sfumato.flow.contribute import local_report
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask
 from sfumato.privacy import SystemRng
+from sfumato.spec import to_json
 
 STUDY = """\
 question = "frequencies"
@@ -56,10 +57,11 @@ def sfumato(collector: CollectorServer, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(STUDY)
     (tmp_path / "trees.csv").write_text("tree\noak\nelm\nfir\n")
-    store = f"sqlite:///{collector.store.name.rpartition(' ')[2]}"
+    file = Path(collector.store.name.rpartition(" ")[2])
     for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SFUMATO_STORE", store)
+    monkeypatch.setenv("SFUMATO_STORE", f"sqlite:///{file}")
+    monkeypatch.setenv("SFUMATO_SIGNING_KEY", str(file.with_name("collector.key")))
     monkeypatch.setenv("SFUMATO_SERVER", collector.address)
 
     def invoke(*arguments: str, code: int = 0, answer: str | None = None) -> Result:
@@ -180,9 +182,24 @@ def test_a_file_without_a_passcode_is_refused_and_not_shown(
     assert content is None or content not in result.output
 
 
-def test_the_ledger_is_shown(sfumato: Sfumato) -> None:
+def test_the_ledger_is_shown(sfumato: Sfumato, collector: CollectorServer, tmp_path: Path) -> None:
     assert "spent epsilon 0, allowed no limit" in sfumato("ledger", "show").stdout
     assert answer_of(sfumato("ledger", "show", "--json"))["entries"] == []
+    (tmp_path / "study.toml").write_text(STUDY.replace('"local"', '"central"'))
+    sfumato(*create("Charged trees"))
+    with collector.store.transaction() as tx:
+        (row,) = [row for row in tx.studies() if row.name == "Charged trees"]
+        (task,) = [studies.task_of(each) for each in tx.tasks(row.id)]
+        loss = to_json(studies.charge_of(row, task))
+        tx.add_entry(task.campaign, task.cohort, task.id, loss)
+    ledger = answer_of(sfumato("ledger", "show", "--json"))
+    (entry,) = ledger["entries"]
+    assert (entry["study"], entry["epsilon"]) == ("Charged trees", ledger["spent"])
+    assert 3.9 < entry["epsilon"] <= 4.0
+    first, *_ = sfumato("ledger", "show").stdout.splitlines()
+    assert first.startswith("Charged trees  ")
+    assert first.endswith(f"epsilon {entry['epsilon']:.4g}")
+    sfumato("study", "delete", "Charged trees", "--yes")
 
 
 @pytest.mark.parametrize(
@@ -301,10 +318,15 @@ def test_a_missing_cache_of_compiled_loops_is_a_warning(
     sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "compiled loops" not in sfumato("serve", "--check").stderr
-    monkeypatch.setattr("sfumato.kernels.compiling.has_cache", lambda: False)
+    monkeypatch.setattr("sfumato.collector.preflight.has_cache", lambda: False)
     result = sfumato("serve", "--check", "--json")
-    assert "compiled loops cannot be cached" in result.stderr
+    assert "compiled loops: they cannot be cached" in result.stderr
     assert answer_of(result)["retention_days"] is not None
+
+
+def test_the_public_key_is_shown(sfumato: Sfumato, collector: CollectorServer) -> None:
+    assert sfumato("key", "show").stdout.strip() == collector.public_key
+    assert answer_of(sfumato("key", "show", "--json")) == {"public_key": collector.public_key}
 
 
 def test_a_copy_of_the_store_makes_another(sfumato: Sfumato, tmp_path: Path) -> None:
@@ -345,12 +367,13 @@ def test_settings_are_checked_and_shown_without_secrets(sfumato: Sfumato, tmp_pa
 
 
 def test_what_keeps_a_collector_from_starting_is_found_before(
-    sfumato: Sfumato, tmp_path: Path
+    sfumato: Sfumato, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cert.pem").write_text("no certificate")
     (tmp_path / "cert.toml").write_text('tls_cert = "cert.pem"\ntls_key = "cert.pem"\n')
     assert "cert.pem" in sfumato("serve", "--config", "cert.toml", "--check", code=2).stderr
     (tmp_path / "key.toml").write_text('signing_key = "open.key"\n')
+    monkeypatch.delenv("SFUMATO_SIGNING_KEY")
     (tmp_path / "open.key").write_text("00" * 32)
     (tmp_path / "open.key").chmod(0o644)
     assert "open.key" in sfumato("serve", "--config", "key.toml", "--check", code=2).stderr

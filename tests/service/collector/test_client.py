@@ -19,6 +19,7 @@ from sfumato.collector import tokens
 from sfumato.collector.client import AdminClient, study_keys
 from sfumato.collector.serve import running
 from sfumato.errors import ServiceError, SpecError, StudyError
+from sfumato.simulation import network_fleet
 
 
 def make_certificate(folder: Path) -> tuple[str, str]:
@@ -52,7 +53,10 @@ def make_certificate(folder: Path) -> tuple[str, str]:
     return str(cert_file), str(key_file)
 
 
-def test_tls_works_with_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+def test_tls_works_with_a_certificate_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_fleet, "STUDY_SECONDS", 0.0)
     cert, key = make_certificate(tmp_path)
     with running(settings(tmp_path, tls_cert=cert, tls_key=key), with_worker=False) as collector:
         assert collector.address.startswith("https://")
@@ -60,6 +64,14 @@ def test_tls_works_with_a_certificate_that_is_trusted(tmp_path: Path) -> None:
         assert AdminClient(collector.address, token, ca=cert).me()["name"] == "Ada"
         with pytest.raises(ServiceError, match="cannot be reached"):
             AdminClient(collector.address, token).me()
+        public = bytes.fromhex(collector.public_key)
+        with (
+            network_fleet.NetworkFleet(
+                collector.address, public, [["oak"]], connections=1, ca=Path(cert)
+            ) as fleet,
+            pytest.raises(ServiceError, match="does not offer"),
+        ):  # it was reached
+            fleet.ask("none")
         host, port = collector.address.removeprefix("https://").split(":")
         with socket.create_connection((host, int(port)), timeout=5) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -38,8 +38,9 @@ def study_id(stage: Stage) -> str:
 
 
 def test_before_the_first_study_a_page_says_how_to_start_one(
-    analyst: Visitor, admin: Visitor
+    stage: Stage, analyst: Visitor, admin: Visitor
 ) -> None:
+    assert stage.collector.public_key in analyst.get("/dashboard/studies").text
     assert "There are no studies yet" in admin.get("/dashboard/studies").text
     assert 'href="/dashboard/studies/new"' in admin.get("/dashboard/studies").text
     assert "sfumato study create" in analyst.get("/dashboard/studies").text

@@ -23,7 +23,7 @@ from sfumato.collector import requests, studies, tokens
 from sfumato.collector.http.openapi import BYTES, problems, takes_json
 from sfumato.collector.http.service import Service, service_of
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.ledger import StoreLedger
+from sfumato.collector.store.ledger import StoreLedger, price
 from sfumato.collector.store.store import Store, StudyRow, TokenRow
 from sfumato.collector.tokens import Role
 from sfumato.planning import plan
@@ -117,6 +117,8 @@ class Studies(BaseModel):
 class Entry(BaseModel):
     """One charge: which devices, for which task, what it cost."""
 
+    study: str | None = Field(description="its name; null if the store has no such study")
+    epsilon: float | None = Field(description="of this charge alone; null: without bound")
     campaign: str
     cohort: str
     task: str
@@ -415,12 +417,16 @@ def _read_ledger(store: Store) -> Ledger:
     with store.reading() as tx:
         ledger = StoreLedger(tx)
         budget, spent, entries = ledger.budget, ledger.spent(), ledger.entries()
+        names = {row.id: row.name for row in tx.studies()}
+        tasks = {entry.task: tx.task(entry.task) for entry in entries}
     return Ledger(
         epsilon=budget.epsilon,
         delta=budget.delta,
-        spent=spent if math.isfinite(spent) else None,
+        spent=_bounded(spent),
         entries=[
             Entry(
+                study=None if (task := tasks[entry.task]) is None else names[task.study_id],
+                epsilon=_bounded(price([entry], budget.delta)),
                 campaign=entry.campaign,
                 cohort=entry.cohort,
                 task=entry.task,
@@ -429,3 +435,7 @@ def _read_ledger(store: Store) -> Ledger:
             for entry in entries
         ],
     )
+
+
+def _bounded(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

@@ -89,7 +89,8 @@ class Database(Protocol):
         """Write a snapshot to the empty file `path`, while others keep reading and writing."""
 
     def copy_from(self, path: Path) -> None:
-        """Fill this empty database with what `copy_to` wrote, whole or not at all."""
+        """Fill this empty database with what `copy_to` wrote, whole or not at all. A server also
+        takes a copy from an SQLite file."""
 
     def check(self) -> list[str] | None:
         """What is wrong with its files, in words; None if the database cannot check them."""

@@ -57,14 +57,20 @@ class StoreLedger:
 def set_budget(store: Store, budget: Budget) -> None:
     """Set the budget of the store: once, before its first charge. Repeating it changes nothing."""
     with store.transaction() as tx:
-        current = StoreLedger(tx).budget
-        if tx.budget() is None and (budget == NO_LIMIT or not tx.entries()):
+        if needs_budget(tx, budget):
             tx.set_budget(to_json(budget))
-        elif budget != current:
-            raise BudgetError(
-                "a budget cannot be changed, nor set in a store that has charged without one",
-                hint="use another store for another budget",
-            )
+
+
+def needs_budget(tx: Transaction, budget: Budget) -> bool:
+    """Whether the store does not have this budget yet; BudgetError if it cannot get it."""
+    if tx.budget() is None and (budget == NO_LIMIT or not tx.entries()):
+        return True
+    if budget != StoreLedger(tx).budget:
+        raise BudgetError(
+            "a budget cannot be changed, nor set in a store that has charged without one",
+            hint="use another store for another budget",
+        )
+    return False
 
 
 def entries_by_cohort(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:

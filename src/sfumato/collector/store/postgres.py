@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import psycopg
 from psycopg import conninfo
 
+from sfumato.collector.store import schema
 from sfumato.collector.store.driver import WAIT_SECONDS, Row
+from sfumato.collector.store.sqlite import is_sqlite, read_copy
 from sfumato.errors import StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 _CONNECT_SECONDS = 10
@@ -88,11 +90,30 @@ class Postgres:
         self._run("pg_dump", "--format=custom", f"--file={path}")
 
     def copy_from(self, path: Path) -> None:
+        if is_sqlite(path):  # the copy of a store that moves to this server
+            self._copy_from_sqlite(path)
+            return
         self._run(
             "pg_restore",
             *("--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"),
             str(path),
         )
+
+    def _copy_from_sqlite(self, path: Path) -> None:
+        """Copy all rows under their numbers, in one transaction; the copy keeps its version."""
+        with read_copy(path) as copy, closing(self.connect()) as connection:
+            connection.begin(writing=True)
+            try:
+                connection.lock_schema()
+                schema.create(self, connection, copy.version)
+                for table in copy.tables:
+                    connection.copy_rows(table, copy.columns(table), copy.rows(table))
+                for table, last in copy.numbers.items():
+                    connection.continue_numbers(table, copy.columns(table)[0], last)
+                connection.commit()
+            except BaseException:
+                connection.rollback()
+                raise
 
     def check(self) -> None:
         """Nothing: the server has its own tools for this (checksums, pg_amcheck)."""
@@ -199,6 +220,17 @@ class PostgresConnection:
                 copy.set_types([_COLUMN_TYPES[type(value)] for value in rows[0]])
                 for row in rows:
                     copy.write_row(row)
+
+    def copy_rows(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
+        """Insert rows that have their numbers already; they may contain NULL."""
+        query = f"COPY {table} ({', '.join(columns)}) FROM STDIN".encode()
+        with self._watched(), self._raw.cursor() as cursor, cursor.copy(query) as copy:
+            for row in rows:
+                copy.write_row(row)
+
+    def continue_numbers(self, table: str, column: str, last: int) -> None:
+        """Give the next row of a table the number after `last`."""
+        self.execute("SELECT setval(pg_get_serial_sequence(?, ?), ?)", (table, column, last))
 
     def values_query(self, values: Sequence[bytes] | Sequence[int]) -> tuple[str, Sequence[Any]]:
         kind = "bytea" if values and isinstance(values[0], bytes) else "bigint"

@@ -140,6 +140,14 @@ def migrate(database: Database, steps: Sequence[Step] = STEPS) -> None:
         connection.close()
 
 
+def create(database: Database, connection: DatabaseConnection, version: int) -> None:
+    """Create the tables of a version in an empty database, within the caller's transaction."""
+    if version > VERSION:
+        raise _newer(database, version, VERSION)
+    for present in range(version):
+        _apply(database, connection, STEPS, present)
+
+
 def check_version(database: Database, connection: DatabaseConnection) -> None:
     """Raise if the store is not at the version that this code is written for."""
     present = version(connection)
@@ -160,18 +168,25 @@ def _step(database: Database, connection: DatabaseConnection, steps: Sequence[St
         present = version(connection)
         if present > len(steps):
             raise _newer(database, present, len(steps))
-        for part in chain(*steps[present : present + 1]):
-            for statement in _statements(database, part):
-                connection.execute(statement)
-        if present == 0:
-            connection.execute("CREATE TABLE migration (version INTEGER PRIMARY KEY)")
-        if present < len(steps):
-            connection.execute("INSERT INTO migration VALUES (?)", (present + 1,))
+        _apply(database, connection, steps, present)
         connection.commit()
     except BaseException:
         connection.rollback()
         raise
     return present < len(steps)
+
+
+def _apply(
+    database: Database, connection: DatabaseConnection, steps: Sequence[Step], present: int
+) -> None:
+    """Execute the step after version `present`, if there is one."""
+    for part in chain(*steps[present : present + 1]):
+        for statement in _statements(database, part):
+            connection.execute(statement)
+    if present == 0:
+        connection.execute("CREATE TABLE migration (version INTEGER PRIMARY KEY)")
+    if present < len(steps):
+        connection.execute("INSERT INTO migration VALUES (?)", (present + 1,))
 
 
 def _statements(database: Database, part: str | AppendOnly) -> list[str]:

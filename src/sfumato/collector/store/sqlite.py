@@ -11,6 +11,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from graphlib import TopologicalSorter
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -37,6 +38,7 @@ _TYPES = {
     "table": "STRICT",
     "index_table": "STRICT, WITHOUT ROWID",
 }
+_MAGIC = b"SQLite format 3\0"
 _SETTINGS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
@@ -116,11 +118,8 @@ class Sqlite:
                 copy.execute("PRAGMA journal_mode = DELETE")  # one file, not three
 
     def copy_from(self, path: Path) -> None:
-        with _as_store_errors(path), closing(_read_only_connection(path)) as copy:
-            sound = copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            table = copy.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
-        if not (sound and table):
-            raise StoreError(f"{path} must be a copy of a store; it is another file, or damaged")
+        with read_copy(path):  # it is checked there
+            pass
         self.connect().close()  # creates the file, for its owner only
         with _as_store_errors(self.path):
             _copy(path, self.path)
@@ -288,6 +287,61 @@ class SqliteConnection:
         except StoreError:
             self.has_failed = True
             raise
+
+
+class SqliteCopy:
+    """A file that `Sqlite.copy_to` wrote, open for reading."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    @property
+    def version(self) -> int:
+        return int(self._raw.execute("SELECT MAX(version) FROM migration").fetchone()[0])
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables with data, each after those that its rows refer to."""
+        names = self._raw.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        parents = {
+            name: {row[2] for row in self._raw.execute(f"PRAGMA foreign_key_list({name})")}
+            for (name,) in names
+            if _is_of_store(name)
+        }
+        return list(TopologicalSorter(parents).static_order())
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The last number that each table with numbers has given to a row."""
+        rows = self._raw.execute("SELECT name, seq FROM sqlite_sequence")
+        return {name: last for name, last in rows if _is_of_store(name)}
+
+    def columns(self, table: str) -> list[str]:
+        return [row[1] for row in self._raw.execute(f"PRAGMA table_info({table})")]
+
+    def rows(self, table: str) -> Iterator[Row]:
+        return self._raw.execute(f"SELECT * FROM {table}")
+
+
+@contextmanager
+def read_copy(path: Path) -> Iterator[SqliteCopy]:
+    """Open the copy of a store; StoreError if it is another file, or damaged."""
+    with _as_store_errors(path), closing(_read_only_connection(path)) as raw:
+        sound = raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        table = raw.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
+        if not (sound and table):
+            raise StoreError(f"{path} must be a copy of a store; it is another file, or damaged")
+        yield SqliteCopy(raw)
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is an SQLite database, by its first bytes."""
+    with _as_store_errors(path), path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _is_of_store(table: str) -> bool:
+    return table != "migration" and not table.startswith("sqlite_")
 
 
 def _make_if_missing(path: Path) -> None:
