@@ -30,7 +30,7 @@ GROUPS = {
         "pages",
         "server",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans", "targets"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets", "comparison"),
 }
 
 

@@ -33,13 +33,14 @@ NAMES = (
     "secure",
     "plans",
     "targets",
+    "comparison",
 )
 
 
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets")
+LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets", "comparison")
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
