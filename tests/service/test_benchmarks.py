@@ -40,7 +40,17 @@ NAMES = (
 SERVED = ("ingest", "rounds", "pages")  # start collectors, fleets and browsers
 
 
-LONG = ("simulate", "clients", "dense", "refined", "coverage", "secure", "plans", "targets", "comparison")
+LONG = (
+    "simulate",
+    "clients",
+    "dense",
+    "refined",
+    "coverage",
+    "secure",
+    "plans",
+    "targets",
+    "comparison",
+)
 
 
 ORIGIN = {"name", "case", "commit", "machine", "versions", "sizes", "seeds", "repetitions"}
