@@ -61,7 +61,7 @@ def run(settings: Settings) -> Iterator[Line]:
 def table(lines: Sequence[Line]) -> str:
     rows = [
         [
-            JOBS[result["case"]].title if place == 0 else "",
+            f"{JOBS[result['case']].title}; {_size(result)}" if place == 0 else "",
             LIBRARIES[name][0],
             f"{each['lines']}",
             f"{each['seconds']:.3g}",
@@ -74,13 +74,27 @@ def table(lines: Sequence[Line]) -> str:
     return markdown(["job", "library", "lines", "seconds", "error", "error is"], rows)
 
 
+def _size(result: Line) -> str:
+    """How many devices there are, and the length of what they have if it is a vector."""
+    shape = result["sizes"]["values"]
+    devices, *length = [result["sizes"].get("people", shape[0]), *shape[1:]]
+    return f"{devices:,} devices" + "".join(f", length {each:,}" for each in length)
+
+
 def report(lines: Sequence[Line]) -> str:
     """The table, and the versions that ran."""
     versions = {name: each["version"] for one in lines for name, each in one["libraries"].items()}
     shown = ", ".join(
         f"{LIBRARIES[name][0]} {version}" for name, version in versions.items() if name != "sfumato"
     )
-    return f"# Comparison\n\n{table(lines)}\n\nVersions: {shown}.\n"
+    lost = "".join(
+        f" {each['lost']} of {one['repetitions']} runs of {LIBRARIES[name][0]} gave no answer, and "
+        "are not counted."
+        for one in lines
+        for name, each in one["libraries"].items()
+        if each.get("lost")
+    )
+    return f"# Comparison\n\n{table(lines)}\n\nVersions: {shown}.{lost}\n"
 
 
 def lines_of_code(path: Path) -> int:
@@ -107,7 +121,8 @@ def _line(settings: Settings, name: str, job: Job) -> Line:
             for each, python in here.items():
                 program = f"{name}_{each}"
                 answer, seconds = _answer(python, program, source, Path(folder) / "answer.json")
-                results[each].append({"seconds": seconds, "error": job.error(data, answer)})
+                if answer is not None:
+                    results[each].append({"seconds": seconds, "error": job.error(data, answer)})
     return line(
         NAME,
         name,
@@ -123,6 +138,7 @@ def _line(settings: Settings, name: str, job: Job) -> Line:
                 "seconds_interval": _range([run["seconds"] for run in runs]),
                 "error": statistics.median(run["error"] for run in runs),
                 "error_interval": _range([run["error"] for run in runs]),
+                "lost": repetitions - len(runs),  # runs that ended without an answer
             }
             for each, runs in results.items()
         },
@@ -144,7 +160,10 @@ def _answer(python: Path, program: str, source: Path, target: Path) -> tuple[Any
     seconds = time.perf_counter() - started
     if done.returncode != 0:
         raise RuntimeError(f"{program} failed: {done.stderr[-2_000:]}")
-    return json.loads(target.read_text(encoding="utf-8")), seconds
+    answer = json.loads(target.read_text(encoding="utf-8"))
+    if answer is None:
+        print(f"{program} gave no answer: {done.stderr[-2_000:]}", file=sys.stderr)
+    return answer, seconds
 
 
 def _python(library: str) -> Path | None:
@@ -254,7 +273,7 @@ JOBS = {
         ("sfumato", "flower"),
     ),
     "train": Job(
-        "softmax regression on 1,000 people, 30 rounds, epsilon 4, delta 1e-5",
+        "softmax regression, 20 examples each, 30 rounds, epsilon 4, delta 1e-5",
         _points,
         lambda data, answer: 1 - answer,
         "share of test examples that are misclassified",

@@ -13,7 +13,9 @@ import numpy as np
 
 
 def plain(answer):
-    """An answer as JSON has it."""
+    """An answer as JSON has it; None if there is none."""
+    if answer is None:
+        return None
     if isinstance(answer, dict):
         return {str(key): float(value) for key, value in answer.items()}
     return np.asarray(answer, dtype=float).tolist()
