@@ -76,9 +76,9 @@ def table(lines: Sequence[Line]) -> str:
 
 def _size(result: Line) -> str:
     """How many devices there are, and the length of what they have if it is a vector."""
-    shape = result["sizes"]["values"]
-    devices, *length = [result["sizes"].get("people", shape[0]), *shape[1:]]
-    return f"{devices:,} devices" + "".join(f", length {each:,}" for each in length)
+    devices, *lengths = result["sizes"]["values"]
+    devices = result["sizes"].get("people", devices)
+    return f"{devices:,} devices" + "".join(f", length {length:,}" for length in lengths)
 
 
 def report(lines: Sequence[Line]) -> str:
