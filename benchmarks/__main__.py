@@ -31,7 +31,7 @@ GROUPS = {
         "pages",
         "server",
     ),
-    "accuracy": ("refined", "coverage", "secure", "plans", "targets", "words"),
+    "accuracy": ("refined", "coverage", "secure", "plans", "targets", "words", "comparison"),
 }
 
 

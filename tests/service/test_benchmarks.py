@@ -35,6 +35,7 @@ NAMES = (
     "plans",
     "targets",
     "words",
+    "comparison",
 )
 
 
@@ -51,6 +52,7 @@ LONG = (
     "plans",
     "targets",
     "words",
+    "comparison",
 )
 
 

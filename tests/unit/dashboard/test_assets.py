@@ -14,11 +14,15 @@ STATIC = ROOT / "src/sfumato/dashboard/static"
 ROW = re.compile(r"^\| `([\w.-]+)` \|.*\((\S+\.txt)\) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("folder", [STATIC, ROOT / "tests/service/browser"], ids=["pages", "tests"])
+@pytest.mark.parametrize(
+    "folder",
+    [STATIC, ROOT / "tests/service/browser", ROOT / "docs/assets/katex"],
+    ids=["pages", "tests", "docs"],
+)
 def test_files_of_others_are_as_they_came_and_have_their_licence(folder: Path) -> None:
     rows = ROW.findall((folder / "VENDORED.md").read_text(encoding="utf-8"))
     assert sorted(name for name, _, _ in rows) == sorted(
-        file.name for file in folder.glob("*.min.js")
+        file.name for file in folder.glob("*.min.*")
     )
     for name, licence, digest in rows:
         assert sha256((folder / name).read_bytes()).hexdigest() == digest
