@@ -68,8 +68,8 @@ class DaskEngine:
     Every shard is one task, and parts are added in pairs as they come, on the workers; only the sum
     comes here. Tasks are pure, so a shard or a sum that is lost with its worker is computed again,
     and counts once. At most two parts per worker, and the sums that they are added to, exist at a
-    time. The function and the shards are pickled. Workers need the same version of sfumato, and
-    access to what the shards name.
+    time. Function and shards are pickled, and a worker gets the function once. Workers need the
+    same version of sfumato, and access to what the shards name.
 
     Close it, or use it in a `with` statement; that ends the processes that it started.
     """
@@ -120,11 +120,13 @@ class DaskEngine:
             running.add(future)
             arrivals.add(future)
 
+        # A task and no scattered data, which would be lost with the workers that have it.
+        shared = self._client.submit(_same, function, pure=False, retries=_RETRIES)
         try:
             while has_more or running:
                 while has_more and len(running) + len(parts) < most:
                     try:
-                        submit(function, next(source))
+                        submit(_call, shared, next(source))
                     except StopIteration:
                         has_more = False
                 if running:
@@ -154,3 +156,11 @@ class DaskEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _call(function: Callable[[_Shard], _Part], shard: _Shard) -> _Part:
+    return function(shard)

@@ -88,8 +88,9 @@ def paths(address: Path | str) -> list[str]:
 
 @contextmanager
 def open_parquet(path: str) -> Iterator[pa.parquet.ParquetFile]:
-    """A Parquet file; DataError, with its name, if it is damaged or cannot be read."""
-    with _open(path) as (kind, source):
+    """A Parquet file; DataError, with its name, if it is damaged or cannot be read. On a local disk
+    it is mapped into memory, so it must not change meanwhile."""
+    with _open(path, mapped=True) as (kind, source):
         if kind != "parquet":
             raise DataError(f"{path} must be a Parquet file")
         yield pa.parquet.ParquetFile(source, page_checksum_verification=True)
@@ -269,7 +270,7 @@ def _dialect(path: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _open(path: str) -> Iterator[tuple[str, pa.NativeFile]]:
+def _open(path: str, *, mapped: bool = False) -> Iterator[tuple[str, pa.NativeFile]]:
     """The kind of a file, and the file decompressed; DataError if it cannot be read."""
     is_remote = "://" in path
     if not is_remote and not Path(path).is_file():
@@ -280,7 +281,8 @@ def _open(path: str) -> Iterator[tuple[str, pa.NativeFile]]:
     if not path.endswith(ENDINGS):
         raise DataError(f"{path} must end in .csv, .csv.gz or .parquet")
     try:
-        with pa.PythonFile(_open_remote(path), "r") if is_remote else pa.OSFile(path) as file:
+        open_local = pa.memory_map if mapped else pa.OSFile
+        with pa.PythonFile(_open_remote(path), "r") if is_remote else open_local(path) as file:
             if path.endswith(".gz"):
                 yield "csv", pa.CompressedInputStream(file, "gzip")
             else:

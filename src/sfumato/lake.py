@@ -50,6 +50,7 @@ ITEMS = "dictionary.parquet"
 _ABOUT = b"sfumato"  # key in the metadata of a file
 _MOST_RECORDS, _MOST_BYTES = 1 << 22, 1 << 26  # about the most of a partition
 _SHARD_RECORDS, _SHARD_BYTES = 1 << 24, 1 << 29  # about the least that has a tally of its own
+_READ_BYTES = 1 << 23  # of records that are read together: they are counted while in the cache
 _CHECKS = 8  # partitions that are checked at once, before the fold
 
 Progress = Callable[[str, float], None]
@@ -101,8 +102,8 @@ class Source:
     def read(self, partition: Partition) -> Iterator[pa.ChunkedArray]:
         """Its records, in parts."""
         with self.open(partition) as file:
-            for group in range(file.num_row_groups):
-                yield file.read_row_group(group).column(COLUMN)
+            for part in file.iter_batches(max(1, _READ_BYTES // self.task.record_bytes)):
+                yield pa.chunked_array([part.column(COLUMN)])
 
     def check(self, partition: Partition) -> None:
         """Raise DataError if its file is missing, cut, or another one; reads its end only."""
@@ -110,8 +111,8 @@ class Source:
             pass
 
     def count(self, shard: tuple[Partition, ...]) -> RecordBatch:
-        """The records of these partitions, counted. It needs memory for one tally and one
-        partition; it can be pickled, and calling it again gives the same."""
+        """The records of these partitions, counted. It needs memory for one tally and some MiB of
+        records; it can be pickled, and calling it again gives the same."""
         together = TallyAccumulator(self.task)
         for partition in shard:
             for column in self.read(partition):

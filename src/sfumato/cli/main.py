@@ -11,10 +11,12 @@ import os
 import sys
 import threading
 import warnings
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -39,6 +41,9 @@ from sfumato.errors import (
     SimulationWarning,
     SpecError,
 )
+
+if TYPE_CHECKING:  # so that commands start quickly
+    from sfumato.engines import Engine
 
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
@@ -98,6 +103,35 @@ def main() -> None:
     """
 
 
+def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that name an engine; the command gets it open, as `engine`."""
+
+    @click.option(
+        "--engine",
+        type=click.Choice(["local", "dask"]),
+        default="local",
+        show_default=True,
+        help="Where to work: in threads of this process, or on a Dask cluster.",
+    )
+    @click.option("--scheduler", help="Address of a Dask scheduler. Default: start workers here.")
+    @click.option(
+        "--workers", type=click.IntRange(min=1), help="Threads, or processes of Dask, here."
+    )
+    @wraps(command)
+    def with_engine(engine: str, scheduler: str | None, workers: int | None, **rest: Any) -> None:
+        from sfumato.engines import DaskEngine, LocalEngine
+
+        if engine == "local" and scheduler is not None:
+            raise SpecError("--scheduler is for --engine dask")
+        if engine == "local":
+            command(engine=None if workers is None else LocalEngine(workers), **rest)
+            return
+        with DaskEngine(scheduler, workers=workers) as cluster:
+            command(engine=cluster, **rest)
+
+    return with_engine
+
+
 @main.command("plan")
 @click.argument("study", type=_STUDY)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -147,6 +181,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
 @click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
+@_engine_options
 @click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
@@ -160,6 +195,7 @@ def simulate_command(
     seed: int | None,
     ledger: Path | None,
     protocol: bool,
+    engine: Engine | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
@@ -197,6 +233,7 @@ def simulate_command(
             segment_column=segment_column,
             seed=seed,
             ledger=account,
+            engine=engine,
             protocol=protocol,
             progress=progress,
         )
@@ -213,19 +250,9 @@ def simulate_command(
 
 @main.command("fold")
 @click.argument("address")
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "dask"]),
-    default="local",
-    show_default=True,
-    help="Where to count: in threads of this process, or on a Dask cluster.",
-)
-@click.option("--scheduler", help="Address of a Dask scheduler. Default: start workers here.")
-@click.option("--workers", type=click.IntRange(min=1), help="Threads, or processes of Dask, here.")
+@_engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def fold_command(
-    address: str, engine: str, scheduler: str | None, workers: int | None, as_json: bool
-) -> None:
+def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
     """Count the exported reports of a study, and print its release
 
     ADDRESS is a folder that `sfumato export` wrote, or the URL of one. The tally is the same as the
@@ -237,17 +264,9 @@ def fold_command(
       sfumato fold s3://lake/street-trees --engine dask --scheduler tcp://10.0.0.5:8786
     """
     from sfumato import lake
-    from sfumato.engines import DaskEngine, LocalEngine
 
-    if engine == "local" and scheduler is not None:
-        raise SpecError("--scheduler is for --engine dask")
-    with (
-        nullcontext(LocalEngine(workers))
-        if engine == "local"
-        else DaskEngine(scheduler, workers=workers) as place,
-        progress_bar() as progress,
-    ):
-        release = lake.fold(address, engine=place, progress=progress)
+    with progress_bar() as progress:
+        release = lake.fold(address, engine=engine, progress=progress)
     if as_json:
         print_release_json(release)
     else:

@@ -34,6 +34,52 @@ _PIECE = 256  # number of reports between two updates of the progress
 _RECORDS = 1 << 18  # number of records that are randomised together
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class _Part:
+    """Answering devices: all that a worker needs of them."""
+
+    items: Any  # an Arrow array, or vectors (devices, dimensions)
+    weights: I64 | None
+    owners: I64 | None
+    devices: int
+    first: int  # for vectors, the place of the first
+    rng: Rng
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Asking:
+    """The answers of parts to one task, as pure functions that can be pickled."""
+
+    question: Question
+    task: Any
+    dictionary: Dictionary | None
+    number: int  # of the task
+
+    def table(self, part: _Part) -> Batch:
+        """The sum of the tables of a part."""
+        values, rows = self._values(part)
+        weights, owners = part.weights, part.owners
+        if rows is not None:
+            weights = None if weights is None else weights[rows]
+            owners = None if owners is None else owners[rows]
+        total = contribute(
+            self.task, values, devices=part.devices, weights=weights, owners=owners, rng=part.rng
+        )
+        return Batch(self.task.id, total, part.devices)
+
+    def records(self, part: _Part) -> RecordBatch:
+        """The counted records of a part; every device sends the same number."""
+        tallies, (values, _) = TallyAccumulator(self.task), self._values(part)
+        records = part.devices * self.task.records_per_report
+        for piece in each_record(values, part.weights, self.task.none(1), records):
+            tallies.fold(piece, rng=part.rng)
+        return tallies.batch(part.devices)
+
+    def _values(self, part: _Part) -> tuple[Any, npt.NDArray[np.bool_] | None]:
+        place = (self.number, part.first)
+        return self.question.values(self.task, part.items, dictionary=self.dictionary, place=place)
+
+
 @dataclass(slots=True, repr=False)
 class Fleet:
     """The devices of a population, in cohorts."""
@@ -68,45 +114,32 @@ class Fleet:
         )
 
     def _sum(self, task: Task) -> Batch:
-        answering = 0
-
-        def shards() -> Iterator[tuple[int, Shard]]:
-            nonlocal answering
-            for number, shard in enumerate(self._shards(task)):
-                answering += shard.answering
-                if shard.answering:
-                    yield number, shard
-
-        total = self.engine.sum(lambda each: self._contribute(task, *each), shards())
-        batch = Batch.empty(task)
-        return batch if total is None else batch + Batch(task.id, total, answering)
-
-    def _contribute(self, task: Task, number: int, shard: Shard) -> I64:
-        """The sum of a shard's tables. Shards have generators of their own, so that a seeded sum
-        does not depend on which of them is first; the first shard has the fleet's, which no other
-        uses meanwhile."""
-        values, rows = self._values(task, shard)
-        weights, owners = shard.weights, shard.owners
-        if rows is not None:
-            weights = None if weights is None else weights[rows]
-            owners = None if owners is None else owners[rows]
-        label = f"task {len(self.tasks)} shard {number}"
-        rng = stream(self.rng, label) if number else self.rng
-        return contribute(
-            task, values, devices=shard.answering, weights=weights, owners=owners, rng=rng
-        )
+        batch = self.engine.sum(self._asking(task).table, self._parts(task))
+        return Batch.empty(task) if batch is None else Batch.empty(task) + batch
 
     def _records(self, task: Any) -> RecordBatch:
-        """The records of a local task; every device sends the same number."""
-        tallies, answering = TallyAccumulator(task), 0
+        batch = self.engine.sum(self._asking(task).records, self._parts(task))
+        return TallyAccumulator(task).batch(0) if batch is None else batch
+
+    def _asking(self, task: AnyTask) -> _Asking:
+        return _Asking(self.question, task, self.dictionary, len(self.tasks) + 1)
+
+    def _parts(self, task: AnyTask) -> Iterator[_Part]:
+        """The answering devices of a task. Each part has random words of its own, so that a seeded
+        answer depends neither on the order of parts nor on where they are computed."""
+        asked, number = 0, 0
+        expected = max(1.0, self.population.devices * self.cohorts.shares[task.cohort])
         for shard in self._shards(task):
-            answering += shard.answering
-            values, _ = self._values(task, shard)
-            records = shard.answering * task.records_per_report
-            for part in each_record(values, shard.weights, task.none(1), records):
-                tallies.fold(part, rng=self.rng)
-            self._say(task, min(self.devices / max(self.question.devices, 1), 1.0) % 1)
-        return tallies.batch(answering)
+            for piece in shard.pieces():
+                items, first = piece.items, 0
+                if self.population.vectors is not None:
+                    rows = items.to_numpy(zero_copy_only=False)
+                    items, first = self.population.vectors[rows], int(rows[0])
+                rng = stream(self.rng, f"task {len(self.tasks)} shard {number}")
+                yield _Part(items, piece.weights, piece.owners, piece.answering, first, rng)
+                number += 1
+                asked += piece.answering
+                self._say(task, min(asked / expected, 1.0))
 
     def _shards(self, task: AnyTask) -> Iterator[Shard]:
         first = task.cohort not in self._cohorts
@@ -116,14 +149,6 @@ class Fleet:
                 self.devices += shard.devices
                 self.respondents += shard.answering
             yield shard
-
-    def _values(self, task: AnyTask, shard: Shard) -> tuple[Any, npt.NDArray[np.bool_] | None]:
-        items, first = shard.items, 0
-        if self.population.vectors is not None:
-            rows = shard.items.to_numpy(zero_copy_only=False)
-            items, first = self.population.vectors[rows], int(rows[0]) if rows.size else 0
-        place = (len(self.tasks) + 1, first)
-        return self.question.values(task, items, dictionary=self.dictionary, place=place)
 
     def _say(self, task: AnyTask, share: float = 0.0, step: str = "") -> None:
         done = (len(self.tasks) + share) / self.question.task_count

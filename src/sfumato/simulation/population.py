@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -29,6 +28,8 @@ Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[Any] | _
 
 MOST_VALUES = 500_000_000  # limit for devices that hold several
 _CHUNK_ROWS = 1 << 18
+_SHARD_DEVICES = 1 << 20  # devices of a shard, if rows stand for several
+_LARGEST_DRAW = 1_000_000_000 - 1  # devices that numpy divides exactly
 _GROUPS = (list, tuple, set, frozenset)  # the items of one device
 _PIECE = 1 << 22  # how many numbers of vectors are clipped and sketched together
 
@@ -128,6 +129,13 @@ class Population:
             values, owners = values.take(pa.array(rows)), owners[rows]
         return cls((values,), None, owners, len(named.dictionary))
 
+    def row_devices(self) -> I64:
+        """The number of devices of each row; of each chunk, if a row is one device or one value."""
+        if self.weights is not None:
+            return np.concatenate(self.weights)
+        counts = [self.devices] if self.owners is not None else [len(part) for part in self.chunks]
+        return np.array(counts, dtype=np.int64)
+
     def expanded(self) -> Population:
         """The same population with one row per device, so that devices have numbers: their places,
         0 .. devices − 1."""
@@ -205,6 +213,28 @@ class Shard:
             for _ in range(count):
                 yield self.items.slice(row, 1)
 
+    def pieces(self) -> Iterator[Shard]:
+        """The answering devices in shards of bounded size, without their numbers."""
+        if self.owners is not None:
+            order = np.argsort(self.owners, kind="stable")
+            for first in range(0, self.answering, _CHUNK_ROWS):
+                last = min(first + _CHUNK_ROWS, self.answering)
+                rows = order[slice(*np.searchsorted(self.owners[order], [first, last]))]
+                items = self.items.take(pa.array(rows))
+                yield Shard(items, None, 0, last - first, self.owners[rows] - first)
+        elif self.weights is not None:
+            ends = np.cumsum(self.weights)
+            for first in range(0, self.answering, _SHARD_DEVICES):
+                last = min(first + _SHARD_DEVICES, self.answering)
+                least, most = np.searchsorted(ends, [first, last - 1], side="right")
+                rows = np.arange(least, most + 1)
+                weights = np.minimum(ends[rows], last) - np.maximum(
+                    (ends - self.weights)[rows], first
+                )
+                yield Shard(self.items.take(pa.array(rows)), weights, 0, last - first)
+        elif self.answering:
+            yield Shard(self.items, None, 0, self.answering)
+
     def __repr__(self) -> str:  # never the data
         return f"Shard({self.answering:,} of {self.devices:,} devices)"
 
@@ -215,7 +245,8 @@ class Cohorts:
 
     Devices are assigned to cohorts at random, or `in_order` of the data. The random numbers are
     drawn again from their seed when they are needed, so nothing is stored per device. If sizes must
-    be `exact`, as for masked rounds, devices are shuffled and divided.
+    be `exact`, as for masked rounds, the devices of every row are divided by hypergeometric draws:
+    first between two halves of the cohorts, then between the halves of a half.
     """
 
     shares: Mapping[str, float]  # of the population, by cohort; at most one together
@@ -223,6 +254,7 @@ class Cohorts:
     dropout: float
     seed: int
     exact: bool = False
+    _path: list[_Node] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -232,13 +264,19 @@ class Cohorts:
 
         Masked rounds need cohorts of the planned size, and so do tasks that close at a number.
         """
+        exact = exact or study.is_masked
+        if exact and devices > _LARGEST_DRAW:
+            raise DataError(
+                f"masked rounds can be simulated with at most {_LARGEST_DRAW:,} devices; got "
+                f"{devices:,}"
+            )
         share = min(1.0, question.devices / devices)
         return cls(
             shares={name: share * part for name, part in question.cohorts().items()},
             in_order=study.cohorts == "different",
             dropout=study.expected_dropout,
             seed=seed,
-            exact=exact or study.is_masked,
+            exact=exact,
         )
 
     def shards(self, population: Population, cohort: str) -> Iterator[Shard]:
@@ -246,14 +284,18 @@ class Cohorts:
         index = list(self.shares).index(cohort)
         start = 0
         for number, items in enumerate(population.chunks):
-            chance = np.random.default_rng([self.seed, number])
             if population.weights is not None:
-                weights = population.weights[number]
-                yield from self._weighted(items, weights, index, start, population.devices, chance)
-                start += int(weights.sum())
+                yield self._weighted(population, number, index)
                 continue
             devices = len(items) if population.owners is None else population.devices
-            is_asked = self._place(start, devices, population.devices, chance) == index
+            if self.exact and not self.in_order:
+                before, inside = (int(each[number]) for each in self._divide(population, index))
+                chance = np.random.default_rng([self.seed, number, 0, 1])
+                is_asked = np.zeros(devices, dtype=np.bool_)
+                is_asked[chance.permutation(devices)[before : before + inside]] = True
+            else:
+                chance = np.random.default_rng([self.seed, number])
+                is_asked = self._place(start, devices, population.devices, chance) == index
             is_answering = is_asked & (chance.random(devices) >= self.dropout)
             owners, rows = population.owners, is_answering
             if owners is not None:
@@ -272,34 +314,15 @@ class Cohorts:
         parts = [shard.numbers for shard in self.shards(population, cohort)]
         return np.concatenate([part for part in parts if part is not None])
 
-    def _weighted(
-        self,
-        items: pa.Array,
-        weights: I64,
-        index: int,
-        start: int,
-        devices: int,
-        chance: np.random.Generator,
-    ) -> Iterator[Shard]:
-        if self.in_order:
-            ends = start + np.cumsum(weights)
-            first, last = np.rint(self._cuts()[index : index + 2] * devices).astype(np.int64)
-            begins = ends - weights
-            counts = np.clip(last, begins, ends) - np.clip(first, begins, ends)
-        elif self.exact:
-            order = _shuffled(self.seed, devices)[start : start + int(weights.sum())]
-            inside = np.searchsorted(self._cuts()[1:], (order + 0.5) / devices, "right") == index
-            counted = np.r_[0, np.cumsum(inside)]
-            ends = np.cumsum(weights)
-            counts = counted[ends] - counted[ends - weights]
-        else:
-            chances = np.r_[list(self.shares.values()), 0.0]
-            chances[-1] = max(0.0, 1 - chances.sum())
-            counts = chance.multinomial(weights, chances)[:, index]
-        own = np.random.default_rng([self.seed, start, index])  # cohorts drop out independently
-        answering = own.binomial(counts, 1 - self.dropout)
+    def _weighted(self, population: Population, number: int, index: int) -> Shard:
+        """The devices of one cohort in a chunk whose rows stand for several."""
+        start = sum(len(items) for items in population.chunks[:number])
+        items = population.chunks[number]
+        counts = self._divide(population, index)[1][start : start + len(items)]
+        chance = np.random.default_rng([self.seed, number, index, 2])  # cohorts are independent
+        answering = chance.binomial(counts, 1 - self.dropout)
         rows = np.flatnonzero(answering)
-        yield Shard(
+        return Shard(
             items.take(pa.array(rows)), answering[rows], int(counts.sum()), int(answering.sum())
         )
 
@@ -308,18 +331,72 @@ class Cohorts:
         place = chance.random(count)
         if self.in_order:
             place = (np.arange(start, start + count) + 0.5) / devices
-        elif self.exact:
-            place = (_shuffled(self.seed, devices)[start : start + count] + 0.5) / devices
         return np.searchsorted(self._cuts()[1:], place, side="right")
+
+    def _divide(self, population: Population, index: int) -> tuple[I64, I64]:
+        """How many devices of each row, or of each chunk if a row is one device, are in earlier
+        cohorts, and how many in this one."""
+        if self._path and self._path[0].population is not population:
+            self._path.clear()
+        if not self._path:
+            total = population.row_devices()
+            root = _Node(population, 0, len(self.shares) + 1, np.zeros_like(total), total)
+            self._path.append(root)
+        if self.in_order:
+            ends = np.cumsum(self._path[0].inside)
+            begins = ends - self._path[0].inside
+            first, last = self._ends(population.devices)[index : index + 2]
+            before, upto = np.clip(first, begins, ends), np.clip(last, begins, ends)
+            return before - begins, upto - before
+        while not self._path[-1].low <= index < self._path[-1].high:
+            self._path.pop()
+        while (node := self._path[-1]).high - node.low > 1:
+            middle = (node.low + node.high) // 2
+            left = self._left(node, middle)
+            if index < middle:
+                node = _Node(population, node.low, middle, node.before, left)
+            else:
+                before, inside = node.before + left, node.inside - left
+                node = _Node(population, middle, node.high, before, inside)
+            self._path.append(node)
+        return node.before, node.inside
+
+    def _left(self, node: _Node, middle: int) -> I64:
+        """How many devices of each row of a node are in its cohorts before `middle`."""
+        chance = np.random.default_rng([self.seed, node.low, node.high, 3])
+        if self.exact:
+            first, between, last = (
+                int(end)
+                for end in self._ends(node.population.devices)[[node.low, middle, node.high]]
+            )
+            if between in (first, last):
+                return node.inside * int(between == last)
+            return np.asarray(chance.multivariate_hypergeometric(node.inside, between - first))
+        first, between, last = np.r_[self._cuts(), 1.0][[node.low, middle, node.high]]
+        if first == last:
+            return np.zeros_like(node.inside)
+        return np.asarray(chance.binomial(node.inside, (between - first) / (last - first)))
+
+    def _ends(self, devices: int) -> I64:
+        """How many of the devices are in the first cohorts: none, one, two, … and all."""
+        return np.asarray(
+            np.r_[np.rint(self._cuts() * devices).astype(np.int64), devices], dtype=np.int64
+        )
 
     def _cuts(self) -> F64:
         cuts = np.cumsum([0.0, *self.shares.values()])
         return np.where(cuts > 1 - 1e-9, 1.0, cuts)
 
 
-@lru_cache(maxsize=1)
-def _shuffled(seed: int, devices: int) -> I64:
-    return np.random.default_rng([seed, devices]).permutation(devices)
+@dataclass(frozen=True, slots=True, repr=False)
+class _Node:
+    """Some cohorts next to each other: how many devices of each row they and earlier ones have."""
+
+    population: Population
+    low: int
+    high: int
+    before: I64
+    inside: I64
 
 
 def _batches(

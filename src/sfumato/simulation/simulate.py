@@ -87,12 +87,12 @@ def simulate(
     column per coordinate (`vectors.load`). Other data is a file, a data frame, a list of items, a
     list with each device's items, or a mapping from items to counts (`Population.load`).
 
-    Tables of many devices are made and added at once, since the sum is the same, masked or not: by
-    the `engine`, which is a `LocalEngine` by default and does not change the result.
+    The answers of many devices are made and added at once, since the sum is the same, masked or
+    not: by the `engine`, which is a `LocalEngine` by default and does not change the result.
     With `protocol` every device answers by itself, message by message, as it would over a network,
     in one to forty milliseconds per device. It then has its own random generator, so that devices
-    of a `NetworkFleet` with the same seed send the same tables. With trust "local" devices always
-    answer by themselves, and `protocol` changes nothing.
+    of a `NetworkFleet` with the same seed send the same tables. With trust "local"
+    `protocol` changes nothing.
 
     >>> release = simulate(
     ...     {"question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-6},
@@ -118,11 +118,10 @@ def simulate(
     sized = seeded.question
     planned = replace(planned, design=sized)
     alone = protocol and not study.is_local
-    if engine is not None and (alone or study.is_local):
+    if engine is not None and alone:
         raise StudyError(
-            "an engine adds up tables of many devices at once; "
-            + ("with protocol" if alone else 'with trust "local"')
-            + " every device answers by itself, one after another",
+            "an engine adds up the answers of many devices at once; with protocol every device "
+            "answers by itself, one after another",
             hint="leave out engine",
         )
     devices, notes = sized.bound(population, plan=planned, rng=rng, alone=alone)
