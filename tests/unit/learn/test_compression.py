@@ -327,8 +327,8 @@ STUDY: dict[str, Any] = {
 
 def test_a_study_with_a_prior_norm_sends_sketches_from_the_first_round_on() -> None:
     staged = STUDY | {"compression": "two_stage"}
-    known = staged | {"training": {**STUDY["training"], "prior_norm": 0.05}}
-    rates = [plan(each).predicted["rate"] for each in (staged, known)]
+    with_norm = staged | {"training": {**STUDY["training"], "prior_norm": 0.05}}
+    rates = [plan(each).predicted["rate"] for each in (staged, with_norm)]
     assert rates[0] < 2  # half of the rounds send whole updates
     assert rates[1] > 2 * rates[0]
 
