@@ -477,7 +477,7 @@ def test_a_model_as_onnx_computes_the_same_and_has_no_path(tmp_path: Path) -> No
     assert Path(__file__).name.encode() not in file.read_bytes()
     for count in (1, 2, 7):
         inputs = torch.randn(count, 3, generator=generator())
-        (outputs,) = reference.ReferenceEvaluator(file).run(None, {"inputs": inputs.numpy()})
+        (outputs,) = reference.ReferenceEvaluator(str(file)).run(None, {"inputs": inputs.numpy()})
         expected = trained.model(inputs).detach()
         torch.testing.assert_close(torch.tensor(outputs), expected, rtol=1e-5, atol=1e-6)
 
