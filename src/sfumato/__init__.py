@@ -17,49 +17,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato.errors import SfumatoError
     from sfumato.flow.release import CountRelease, MeanRelease, Release
-    from sfumato.learn.data import Federated
+    from sfumato.learn.data import Federated as Federated
     from sfumato.planning import Plan, plan
     from sfumato.simulation.simulate import simulate
-    from sfumato.simulation.train import TrainedModel, train
+    from sfumato.simulation.train import TrainedModel as TrainedModel
+    from sfumato.simulation.train import train as train
     from sfumato.study import Study
 
 __all__ = [
     "CountRelease",
-    "Federated",
     "MeanRelease",
     "Plan",
     "Release",
     "SfumatoError",
     "Study",
-    "TrainedModel",
     "plan",
     "simulate",
-    "train",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "CountRelease": "flow.release",
-    "Federated": "learn.data",
     "MeanRelease": "flow.release",
     "Plan": "planning",
     "Release": "flow.release",
     "SfumatoError": "errors",
     "Study": "study",
-    "TrainedModel": "simulation.train",
     "plan": "planning",
     "simulate": "simulation.simulate",
+}
+_LEARN = {  # these need PyTorch, so `from sfumato import *` leaves them out
+    "Federated": "learn.data",
+    "TrainedModel": "simulation.train",
     "train": "simulation.train",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _LEARN.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _LEARN:
+        importlib.import_module(f"{__name__}.learn")  # says what to install
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_LEARN})

@@ -11,8 +11,9 @@ def test_without_torch_the_error_says_what_to_install() -> None:
 import sys
 sys.modules["torch"] = None  # as if it were not installed
 import sfumato
+from sfumato import *
 try:
-    import sfumato.learn
+    sfumato.train
 except sfumato.SfumatoError as problem:
     print(problem, problem.hint, sep=" | ")
 """

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import sfumato
 from sfumato import Federated, plan, train
 from sfumato.collector.requests import Request
 from sfumato.errors import DataError, SfumatoError, SpecError, StudyError
@@ -478,13 +477,39 @@ def test_a_model_as_onnx_computes_the_same_and_has_no_path(tmp_path: Path) -> No
     assert Path(__file__).name.encode() not in file.read_bytes()
     for count in (1, 2, 7):
         inputs = torch.randn(count, 3, generator=generator())
-        (outputs,) = reference.ReferenceEvaluator(file).run(None, {"inputs": inputs.numpy()})
+        (outputs,) = reference.ReferenceEvaluator(str(file)).run(None, {"inputs": inputs.numpy()})
         expected = trained.model(inputs).detach()
         torch.testing.assert_close(torch.tensor(outputs), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_names_at_the_top_are_the_same_objects() -> None:
-    from sfumato.simulation.train import TrainedModel
-    from sfumato.simulation.train import train as original
+SCRIPT = """
+import torch
+from torch import Tensor, nn
+import sfumato
 
-    assert (sfumato.train, sfumato.TrainedModel) == (original, TrainedModel)
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+data = sfumato.Federated.of({"ann": (torch.zeros(3, 3), [0.0, 1.0, 2.0])})
+study = {"question": "train", "trust": "central", "epsilon": 8.0, "training": {"cohort": 2}}
+result = sfumato.train(study, data, model=nn.Linear(3, 1), loss=loss, optimizer=torch.optim.Adam)
+reveal_type(result)
+reveal_type(result.model)
+reveal_type(result.privacy.epsilon)
+sfumato.train(study, [], model=nn.Linear(3, 1))
+"""
+
+
+@pytest.mark.slow
+def test_a_users_script_has_precise_types(tmp_path: Path) -> None:
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT, encoding="utf-8")
+    lines = api.run(["--strict", "--config-file=", str(file)])[0].splitlines()
+    types = [line.split("Revealed type is ")[1] for line in lines if "Revealed" in line]
+    assert types == [
+        '"sfumato.simulation.train.TrainedModel"', '"torch.nn.modules.module.Module"',
+        '"float | None"',
+    ]  # fmt: skip
+    (mistake,) = [line for line in lines if ": error:" in line]
+    assert 'Argument 2 to "train"' in mistake
