@@ -8,8 +8,11 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -89,14 +92,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@contextmanager
+def on_disk() -> Iterator[Path]:
+    """A folder that is not in memory, unlike those of pytest: environments are large."""
+    with tempfile.TemporaryDirectory(prefix="sfumato-install-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="module")
-def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def core(wheel: Path) -> Iterator[Environment]:
     """The wheel without extras, beside a study and its data."""
-    folder = tmp_path_factory.mktemp("core")
-    environment = Environment(folder / "env")
-    environment.install(str(wheel))
-    write_study(folder)
-    return environment
+    with on_disk() as folder:
+        environment = Environment(folder / "env")
+        environment.install(str(wheel))
+        write_study(folder)
+        yield environment
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with on_disk() as folder:
+        yield folder
 
 
 def write_study(folder: Path) -> None:
@@ -136,12 +152,12 @@ def test_the_wheel_without_extras_plans_and_simulates(core: Environment) -> None
 @pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("extras", [*NEEDS, ",".join(NEEDS)])
 def test_each_extra_has_everything_for_its_commands(
-    wheel: Path, core: Environment, tmp_path: Path, extras: str
+    wheel: Path, core: Environment, folder: Path, extras: str
 ) -> None:
     """The extra alone, beside what sfumato always needs; and all of them together."""
-    environment = Environment(tmp_path / "env", core)
+    environment = Environment(folder / "env", core)
     environment.install(f"sfumato[{extras}] @ {wheel.as_uri()}")
-    write_study(tmp_path)
+    write_study(folder)
     for extra in extras.split(","):
         command, code, words = NEEDS[extra]
         result = environment.sfumato(*command)
@@ -153,16 +169,16 @@ def test_each_extra_has_everything_for_its_commands(
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
 def test_a_first_answer_about_a_data_frame_takes_five_lines_and_less_than_five_minutes(
-    wheel: Path, tmp_path: Path
+    wheel: Path, folder: Path
 ) -> None:
     """The lines are those of docs/guides/install.md. The minutes are the processor's: how long a
     download takes, or what else this machine does, is not ours."""
     page = (ROOT / "docs" / "guides" / "install.md").read_text()
     lines = re.findall(r"^>>> (.*)$", page, re.MULTILINE)
     assert len(lines) <= 6
-    (tmp_path / "first.py").write_text("\n".join([*lines[:-1], f"print({lines[-1]})"]))
+    (folder / "first.py").write_text("\n".join([*lines[:-1], f"print({lines[-1]})"]))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = Environment(tmp_path / "env")
+    environment = Environment(folder / "env")
     environment.install(str(wheel))
     environment.install("pandas")
     answer = environment.python("first.py")

@@ -6,6 +6,7 @@ come in one upload, not on the algorithm (`python -m benchmarks ingest`).
 
 Rates are of one core of an AMD EPYC, measured by `python -m benchmarks server`, which also
 compares whole studies with their predictions. They are meant to be right within a factor of three.
+A simulation of items does less, since it adds up tables of many devices at once.
 """
 
 from __future__ import annotations
