@@ -162,7 +162,8 @@ def search_once(
 
 def letters(count: int, length: int, rng: np.random.Generator) -> list[str]:
     """Random words of a to z."""
-    return ["".join(row) for row in np.array(list(LATIN))[rng.integers(0, 26, (count, length))]]
+    rows = np.array(list(LATIN))[rng.integers(0, 26, (count, length))]
+    return ["".join(row) for row in rows.tolist()]
 
 
 def table(lines: list[Line]) -> str:
