@@ -246,6 +246,14 @@ def report() -> str:
                 ("masked rounds of one worker", _millions(limits.rounds)),
             ],
         ),
+        "Masked rounds of 100 devices, on a busy machine": markdown(
+            ("cohorts at once", "processor time of the collector per round"),
+            [
+                (f"{each['sizes']['cohorts']}", f"{each['cpu_seconds_a_round']:.2f} s")
+                for each in _lines("rounds").values()
+                if "cpu_seconds_a_round" in each
+            ],
+        ),
         f"{given.devices:,} devices in a day": markdown(
             ("", "local", "secure"),
             [
