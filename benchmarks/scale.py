@@ -90,16 +90,16 @@ class Bounds:
         return min(self.accepting, self.sealing, self.ids)
 
 
-def bounds(measured: Measured, given: Assumptions, peak: float) -> Bounds:
+def bounds(measured: Measured, assumptions: Assumptions, peak: float) -> Bounds:
     """`peak` is the highest rate of arrivals over their mean. Sealing may lag behind it, since what
     waits is on disk; it takes one core, of the worker or of the database. Devices of a masked round
     do not wait for hours."""
-    day = DAY_SECONDS * given.used_share
+    day = DAY_SECONDS * assumptions.used_share
     return Bounds(
         accepting=measured.reports_per_second * day / peak,
         sealing=day / measured.seal_seconds,
-        ids=given.memory_bytes / measured.id_bytes,
-        rounds=measured.rounds_per_second * day * given.cohort / peak,
+        ids=assumptions.memory_bytes / measured.id_bytes,
+        rounds=measured.rounds_per_second * day * assumptions.cohort / peak,
     )
 
 
@@ -118,56 +118,59 @@ class Plan:
     dollars: Mapping[str, float]  # per day
 
 
-def local(measured: Measured, given: Assumptions, peak: float) -> Plan:
+def local(measured: Measured, assumptions: Assumptions, peak: float) -> Plan:
     """Every device sends one report."""
-    stores = math.ceil(given.devices / bounds(measured, given, peak).local)
-    mean = given.devices / DAY_SECONDS
-    network = given.devices * float(measured.upload_bytes + given.overhead_bytes)
-    database, in_lake = given.devices * measured.id_bytes, given.devices * measured.record_bytes
+    stores = math.ceil(assumptions.devices / bounds(measured, assumptions, peak).local)
+    mean = assumptions.devices / DAY_SECONDS
+    network = assumptions.devices * float(measured.upload_bytes + assumptions.overhead_bytes)
+    database, in_lake = (
+        assumptions.devices * measured.id_bytes,
+        assumptions.devices * measured.record_bytes,
+    )
     return Plan(
         stores=stores,
         mean_per_second=mean,
         peak_per_second=mean * peak,
-        connections=mean * peak * given.connection_seconds,
+        connections=mean * peak * assumptions.connection_seconds,
         network_bytes=network,
         database_bytes=database,
         lake_bytes=in_lake,
-        release_seconds=given.devices * measured.fold_seconds / measured.cores,
-        dollars=_dollars(measured, given, stores, network, database, in_lake),
+        release_seconds=assumptions.devices * measured.fold_seconds / measured.cores,
+        dollars=_dollars(measured, assumptions, stores, network, database, in_lake),
     )
 
 
-def secure(measured: Measured, given: Assumptions, peak: float) -> Plan:
+def secure(measured: Measured, assumptions: Assumptions, peak: float) -> Plan:
     """Every device takes part in one masked round."""
-    stores = math.ceil(given.devices / bounds(measured, given, peak).rounds)
-    mean = given.devices / DAY_SECONDS
-    network = given.devices * float(measured.table_bytes + given.overhead_bytes)
+    stores = math.ceil(assumptions.devices / bounds(measured, assumptions, peak).rounds)
+    mean = assumptions.devices / DAY_SECONDS
+    network = assumptions.devices * float(measured.table_bytes + assumptions.overhead_bytes)
     return Plan(
         stores=stores,
         mean_per_second=mean,
         peak_per_second=mean * peak,
-        connections=mean * peak * given.round_seconds,
+        connections=mean * peak * assumptions.round_seconds,
         network_bytes=network,
         database_bytes=0.0,  # tables are added and not kept
         lake_bytes=0.0,
         release_seconds=1 / measured.rounds_per_second,
-        dollars=_dollars(measured, given, stores, network, 0.0, 0.0),
+        dollars=_dollars(measured, assumptions, stores, network, 0.0, 0.0),
     )
 
 
 def _dollars(
     measured: Measured,
-    given: Assumptions,
+    assumptions: Assumptions,
     stores: int,
     network: float,
     database: float,
     in_lake: float,
 ) -> dict[str, float]:
     return {
-        "machines": stores * measured.cores * 24 * given.core_hour,
-        "traffic": network / 1e9 * given.proxy_gb,
-        "disks": database / 1e9 * given.disk_gb_month / MONTH_DAYS,
-        "lake": in_lake / 1e9 * given.lake_gb_month / MONTH_DAYS,
+        "machines": stores * measured.cores * 24 * assumptions.core_hour,
+        "traffic": network / 1e9 * assumptions.proxy_gb,
+        "disks": database / 1e9 * assumptions.disk_gb_month / MONTH_DAYS,
+        "lake": in_lake / 1e9 * assumptions.lake_gb_month / MONTH_DAYS,
     }
 
 
@@ -207,10 +210,13 @@ def peak_over_mean(hours: npt.NDArray[np.float64]) -> float:
 
 def report() -> str:
     """The tables of the page."""
-    measured, given = Measured.read(), Assumptions()
+    measured, assumptions = Measured.read(), Assumptions()
     peaks = {name: peak_over_mean(arrivals(name)) for name in PATTERNS}
-    limits = bounds(measured, given, peaks[WORST])
-    plans = [local(measured, given, peaks[WORST]), secure(measured, given, peaks[WORST])]
+    limits = bounds(measured, assumptions, peaks[WORST])
+    plans = [
+        local(measured, assumptions, peaks[WORST]),
+        secure(measured, assumptions, peaks[WORST]),
+    ]
     parts = {
         "Measured, per store": markdown(
             ("", ""),
@@ -229,8 +235,8 @@ def report() -> str:
         "Assumed": markdown(
             ("", ""),
             [
-                (each.name.replace("_", " "), f"{getattr(given, each.name):,}")
-                for each in fields(given)
+                (each.name.replace("_", " "), f"{getattr(assumptions, each.name):,}")
+                for each in fields(assumptions)
             ],
         ),
         "Arrivals": markdown(
@@ -254,7 +260,7 @@ def report() -> str:
                 if "cpu_seconds_a_round" in each
             ],
         ),
-        f"{given.devices:,} devices in a day": markdown(
+        f"{assumptions.devices:,} devices in a day": markdown(
             ("", "local", "secure"),
             [
                 ("stores", *(f"{each.stores:,}" for each in plans)),

@@ -293,7 +293,7 @@ def test_the_plan_for_scale_is_right_for_round_numbers(load: Any) -> None:
         rounds_per_second=0.5,
         table_bytes=900,
     )
-    given = scale.Assumptions(
+    assumptions = scale.Assumptions(
         devices=86_400_000,
         overhead_bytes=100,
         connection_seconds=10.0,
@@ -304,11 +304,11 @@ def test_the_plan_for_scale_is_right_for_round_numbers(load: Any) -> None:
         lake_gb_month=30.0,
         proxy_gb=0.1,
     )
-    limits = scale.bounds(measured, given, 2.0)
+    limits = scale.bounds(measured, assumptions, 2.0)
     assert limits == scale.Bounds(
         accepting=21_600_000.0, sealing=43_200_000.0, ids=100_000_000.0, rounds=10_800_000.0
     )
-    plan = scale.local(measured, given, 2.0)
+    plan = scale.local(measured, assumptions, 2.0)
     assert (plan.stores, plan.mean_per_second, plan.peak_per_second) == (4, 1_000.0, 2_000.0)
     assert (plan.connections, plan.network_bytes) == (20_000.0, 17.28e9)
     assert (plan.database_bytes, plan.lake_bytes) == (8.64e9, 864e6)
@@ -316,7 +316,7 @@ def test_the_plan_for_scale_is_right_for_round_numbers(load: Any) -> None:
     assert plan.dollars == pytest.approx(
         {"machines": 96.0, "traffic": 1.728, "disks": 0.864, "lake": 0.864}
     )
-    masked = scale.secure(measured, given, 2.0)
+    masked = scale.secure(measured, assumptions, 2.0)
     assert (masked.stores, masked.connections, masked.network_bytes) == (8, 200_000.0, 86.4e9)
     assert masked.release_seconds == 2.0
 
