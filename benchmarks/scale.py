@@ -183,14 +183,14 @@ def arrivals(online: str, *, devices: int = SIMULATED, seed: int = SEED) -> npt.
     a standard deviation of an hour and a half).
     """
     rng = np.random.default_rng(seed)
-    drawn = rng.uniform(0, _DAY_HOURS, devices)
+    schedule = rng.uniform(0, _DAY_HOURS, devices)
     begin, hours, zones = PATTERNS[online]
     if hours >= _DAY_HOURS:
-        return drawn
+        return schedule
     begins = begin - rng.choice(zones, devices) + rng.normal(0, 1.5, devices)
     lengths = np.clip(hours + rng.normal(0, 1.5, devices), 1, _DAY_HOURS)
-    since = (drawn - begins) % _DAY_HOURS
-    return np.where(since < lengths, drawn, begins) % _DAY_HOURS
+    since = (schedule - begins) % _DAY_HOURS
+    return np.where(since < lengths, schedule, begins) % _DAY_HOURS
 
 
 PATTERNS: Mapping[str, tuple[float, float, tuple[int, ...]]] = {

@@ -331,5 +331,5 @@ def test_arrivals_bunch_when_devices_are_online_together(load: Any) -> None:
     assert scale.peak_over_mean(np.full(100, 12.1)) == scale.BINS  # all in one quarter of an hour
     begin, hours, _ = scale.PATTERNS[scale.WORST]
     # Whoever draws an hour offline sends when its night begins: two thirds of all devices.
-    sent = scale.arrivals(scale.WORST)
-    assert ((sent - begin + 6) % 24 < 12).mean() > 1 - hours / 24
+    hours_of_day = scale.arrivals(scale.WORST)
+    assert ((hours_of_day - begin + 6) % 24 < 12).mean() > 1 - hours / 24
