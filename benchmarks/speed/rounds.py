@@ -90,16 +90,25 @@ def run(settings: Settings) -> Iterator[Line]:
 
 
 def _many_cohorts(settings: Settings) -> Iterator[Line]:
-    """Cohorts of several studies at once, and one alone: rounds per second of one worker."""
-    for cohorts in (1, COHORTS):
-        case = _Case(devices=1_000, cells=1 << 12, dropped=50, cohorts=cohorts)
-        rounds = [_measure(case) for _ in range(settings.repeats or 1)]
+    """Cohorts of several studies at once, and one alone: rounds per second of one worker. They are
+    small, so that the devices of all of them can compute on one machine."""
+    cases = [
+        _Case(devices=100, cells=1 << 12, dropped=5, cohorts=cohorts) for cohorts in (1, COHORTS)
+    ]
+    measurements = [[_measure(case) for case in cases] for _ in range(settings.repeats or 3)]
+    for case, rounds in zip(cases, zip(*measurements, strict=True), strict=True):
+        cohorts = case.cohorts
         seconds = [sum(measured.steps.values()) for measured in rounds]
         yield line(
             NAME,
             case.name,
             settings,
-            sizes={"devices": 1_000, "cohorts": cohorts, "cells": case.cells, **rounds[-1].sizes},
+            sizes={
+                "devices": case.devices,
+                "cohorts": cohorts,
+                "cells": case.cells,
+                **rounds[-1].sizes,
+            },
             seeds=[SEED],
             repetitions=len(rounds),
             packages=["cryptography", "uvicorn", "starlette"],
@@ -168,7 +177,7 @@ class _Measurement:
     steps: dict[str, float] = field(default_factory=dict)
     floor_steps: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
-    cpu_seconds: float = 0.0  # of the collector, of all cohorts
+    cpu_seconds: float = 0.0  # of the collector in these steps, for all cohorts
 
     @property
     def floor(self) -> float:
@@ -191,7 +200,7 @@ def _measure(case: _Case) -> _Measurement:
             phase_seconds=_TIMEOUT_SECONDS,
             queue_bytes=512 << 20,
             idle_seconds=600,  # while devices compute
-            connections=2 * CONNECTIONS,
+            connections=3 * CONNECTIONS,
         )
         store, key = open_store(settings)
         with closing(store):
@@ -201,11 +210,8 @@ def _measure(case: _Case) -> _Measurement:
             ):
                 warm_up = _Case(devices=20, cells=case.cells, dropped=1)  # loads the kernels
                 _RoundRun(warm_up, store, key, connections).run()
-                cpu = cpu_seconds(pid)
-                round_run = _run_cohorts(case, store, key, address, connections)
-                cpu = cpu_seconds(pid) - cpu
+                round_run = _run_cohorts(case, store, key, address, connections, pid)
             measured = round_run.measured
-            measured.cpu_seconds = cpu
             if case.cohorts > 1 or case.cells < 1 << 16:
                 return measured
         measured.floor_steps["http"] = _http_seconds(round_run.requests)
@@ -220,11 +226,11 @@ def _measure(case: _Case) -> _Measurement:
 
 
 def _run_cohorts(
-    case: _Case, store: Store, key: bytes, address: str, connections: Connections
+    case: _Case, store: Store, key: bytes, address: str, connections: Connections, pid: int
 ) -> _RoundRun:
     """A round of each cohort; with several, each step begins and ends for all of them at once."""
     if case.cohorts == 1:
-        (only := _RoundRun(case, store, key, connections)).run()
+        (only := _RoundRun(case, store, key, connections, pid=pid)).run()
         return only
     together = threading.Barrier(case.cohorts)
     with ExitStack() as stack:
@@ -236,12 +242,22 @@ def _run_cohorts(
                 stack.enter_context(Connections(address, CONNECTIONS // case.cohorts)),
                 name=f"{case.name} {number}",
                 together=together,
+                pid=pid,
             )
             for number in range(case.cohorts)
         ]
         with ThreadPoolExecutor(case.cohorts) as pool:
-            list(pool.map(_RoundRun.run, runs))
+            list(pool.map(_run_together, runs))
     return runs[0]
+
+
+def _run_together(run: _RoundRun) -> None:
+    """Run a round; if it fails, the others must not wait for it."""
+    try:
+        run.run()
+    except BaseException:
+        run.together.abort()
+        raise
 
 
 def _request(case: _Case, name: str) -> dict[str, Any]:
@@ -307,7 +323,9 @@ class _RoundRun:
         *,
         name: str = "",
         together: threading.Barrier | None = None,
+        pid: int | None = None,  # of the collector, to measure its processor time
     ) -> None:
+        self.pid = pid
         self.together = together or threading.Barrier(1)
         self.case, self.store, self.connections = case, store, connections
         self.key = offers.public_key(key)
@@ -414,6 +432,7 @@ class _RoundRun:
 
     def _timed(self, step: str, puts: Sequence[Request], gets: Sequence[Request]) -> list[bytes]:
         self.together.wait()
+        cpu = 0.0 if self.pid is None else cpu_seconds(self.pid)
         start = time.perf_counter()
         answers = self.connections.send(puts)
         middle = time.perf_counter()
@@ -431,6 +450,7 @@ class _RoundRun:
             assert {status for status, _ in replies} == {200}, replies[:1]
         self.together.wait()
         ended = time.perf_counter()
+        self.measured.cpu_seconds += 0.0 if self.pid is None else cpu_seconds(self.pid) - cpu
         self.requests += [
             list(puts),
             [Request("GET", f"/?bytes={len(body)}", b"", self.tickets[0]) for _, body in replies],

@@ -62,7 +62,7 @@ class Outcome:
     upload_seconds: float
     replaced_seconds: float  # from the kill until the other one says that it is the worker
     released_seconds: float  # from closing the study to its release
-    table_bytes: dict[str, int] = field(default_factory=dict)  # in the database, with indexes
+    table_bytes: dict[str, int]  # the most in the database, with indexes
 
     @property
     def is_sound(self) -> bool:
@@ -170,11 +170,13 @@ def trial(
             _wait(lambda: not any(each.is_alive() for each in threads), "the rest", fleet)
             upload_seconds = time.monotonic() - started
         assert role(victim) == "standby"
-        closed = time.monotonic()
+        closed, most_bytes = time.monotonic(), dict.fromkeys(TABLES, 0)
         admin.ask(lambda client: client.close_study(study))
         until = closed + PATIENCE_SECONDS + devices / SLOWEST
         while admin.ask(lambda client: client.study(study))["state"] == "closing":
             assert time.monotonic() < until, collectors[0].log() + collectors[1].log()
+            for name in TABLES:  # ids are deleted with the end of the task
+                most_bytes[name] = max(most_bytes[name], size_of(store, name))
             time.sleep(PAUSE_SECONDS)
         release = admin.ask(lambda client: client.release(study))
         released_seconds = time.monotonic() - closed
@@ -199,10 +201,7 @@ def trial(
         upload_seconds=upload_seconds,
         replaced_seconds=replaced_seconds,
         released_seconds=released_seconds,
-        table_bytes={
-            name: execute(store, "SELECT pg_total_relation_size(?::regclass)", name)[0][0]
-            for name in TABLES
-        },
+        table_bytes=most_bytes,
     )
 
 
@@ -231,6 +230,12 @@ def bodies(task: LocalTask, devices: int, reports_per_upload: int) -> Iterator[b
             Report(task_id, secrets.token_bytes(16), number.to_bytes(size, "little")).to_bytes()
             for number in range(first, min(first + reports_per_upload, devices))
         )
+
+
+def size_of(store: str, table: str) -> int:
+    """Bytes of a table with its indexes."""
+    ((size,),) = execute(store, "SELECT pg_total_relation_size(?::regclass)", table)
+    return int(size)
 
 
 def role(collector: KillableCollector) -> str:

@@ -290,3 +290,66 @@ def test_words_that_are_not_listed_as_predicted_are_reported(
         "measured": [0.45, 0.9], "false_runs": 5, "repetitions": 100,
     }  # fmt: skip
     assert len(load("accuracy.words").missed([right | changes])) == complaints
+
+
+def test_the_tables_of_the_plan_for_scale_are_those_of_its_inputs(load: Any) -> None:
+    scale = load("scale")
+    text = scale.PAGE.read_text(encoding="utf-8")
+    assert text == scale.report(), "run python -m benchmarks.scale"
+
+
+def test_the_plan_for_scale_is_right_for_round_numbers(load: Any) -> None:
+    """Worked out by hand: a thousand devices per second, of which a store accepts 250 at a peak of
+    twice the mean when half of it is used."""
+    scale = load("scale")
+    measured = scale.Measured(
+        cores=2,
+        reports_per_second=1_000.0,
+        upload_bytes=100,
+        seal_seconds=0.001,
+        id_bytes=100.0,
+        record_bytes=10,
+        fold_seconds=1e-6,
+        rounds_per_second=0.5,
+        table_bytes=900,
+    )
+    assumptions = scale.Assumptions(
+        devices=86_400_000,
+        overhead_bytes=100,
+        connection_seconds=10.0,
+        round_seconds=100.0,
+        memory_bytes=10**10,
+        core_hour=0.5,
+        disk_gb_month=3.0,
+        lake_gb_month=30.0,
+        proxy_gb=0.1,
+    )
+    limits = scale.bounds(measured, assumptions, 2.0)
+    assert limits == scale.Bounds(
+        accepting=21_600_000.0, sealing=43_200_000.0, ids=100_000_000.0, rounds=10_800_000.0
+    )
+    plan = scale.local(measured, assumptions, 2.0)
+    assert (plan.stores, plan.mean_per_second, plan.peak_per_second) == (4, 1_000.0, 2_000.0)
+    assert (plan.connections, plan.network_bytes) == (20_000.0, 17.28e9)
+    assert (plan.database_bytes, plan.lake_bytes) == (8.64e9, 864e6)
+    assert plan.release_seconds == pytest.approx(43.2)
+    assert plan.dollars == pytest.approx(
+        {"machines": 96.0, "traffic": 1.728, "disks": 0.864, "lake": 0.864}
+    )
+    masked = scale.secure(measured, assumptions, 2.0)
+    assert (masked.stores, masked.connections, masked.network_bytes) == (8, 200_000.0, 86.4e9)
+    assert masked.release_seconds == 2.0
+
+
+def test_arrivals_bunch_when_devices_are_online_together(load: Any) -> None:
+    """Always online: uniform, with a peak of 1 but for chance. 96 binomial counts of 10,417 on
+    average exceed it by 5.6% with a probability of 1e-6 (5.7 standard deviations)."""
+    scale = load("scale")
+    peaks = {name: scale.peak_over_mean(scale.arrivals(name)) for name in scale.PATTERNS}
+    assert 1 <= peaks["always"] < 1.056
+    assert max(peaks, key=peaks.__getitem__) == scale.WORST
+    assert scale.peak_over_mean(np.full(100, 12.1)) == scale.BINS  # all in one quarter of an hour
+    begin, hours, _ = scale.PATTERNS[scale.WORST]
+    # Whoever draws an hour offline sends when its night begins: two thirds of all devices.
+    hours_of_day = scale.arrivals(scale.WORST)
+    assert ((hours_of_day - begin + 6) % 24 < 12).mean() > 1 - hours / 24
