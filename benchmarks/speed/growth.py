@@ -315,7 +315,7 @@ CASES = {
         memory="constant",
     ),
     "simulate local/devices": Case(
-        sizes=_decades(10**5), prepare=_simulate("local"), expected="1", memory="constant"
+        sizes=_decades(10**4), prepare=_simulate("local"), expected="1", memory="constant"
     ),
     "simulate secure/devices": Case(
         sizes=_decades(10**4),
