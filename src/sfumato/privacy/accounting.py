@@ -468,17 +468,19 @@ def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    interval, total = _interval(losses), None
+    interval = _interval(losses)
+    cells = Counter[tuple[Noise, float]]()  # shifted by one, under each noise of some scale
+    parts = []
     for loss in losses:
         if loss.unit_cells:
-            part = _unit_shift(loss.noise, loss.scale, loss.unit_cells, interval)
+            cells[loss.noise, loss.scale] += loss.unit_cells
         else:  # pure: any pattern of shifts within l1
-            part = pld.from_privacy_parameters(
-                pld.common.DifferentialPrivacyParameters(loss.l1 / loss.scale, 0.0),
-                value_discretization_interval=interval,
-            )
-        total = part if total is None else total.compose(part)
-    assert total is not None  # callers pass at least one loss
+            pure = pld.common.DifferentialPrivacyParameters(loss.l1 / loss.scale, 0.0)
+            parts.append(pld.from_privacy_parameters(pure, value_discretization_interval=interval))
+    parts += [_unit_shift(noise, scale, count, interval) for (noise, scale), count in cells.items()]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.compose(part)
     return total
 
 

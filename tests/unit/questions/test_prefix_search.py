@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from checks import SEED, assert_binomial
+from sfumato import simulate
 from sfumato.errors import BudgetError, ImpossibleError, SpecError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.accumulator import Batch
@@ -405,7 +406,7 @@ def test_without_collisions_the_prediction_is_what_a_run_states() -> None:
     prediction = predict(design, answering=DEVICES)
     assert prediction["detectable"] == words.detectable(DEVICES)
     assert prediction["standard_error"] == words.standard_error[0] == 9.0
-    assert prediction["assumes"] == "nothing about the data"
+    assert prediction["assumes"] == "words of the alphabet, cut to 2 characters"
 
 
 def test_collisions_make_the_predicted_error_larger() -> None:
@@ -474,3 +475,16 @@ def test_too_few_bytes_say_how_many_would_do() -> None:
     enough = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
     predicted = prefix_plan.plan(replace(study, bytes_per_device=enough), None).predicted
     assert predicted["bytes_per_device"] <= enough
+
+
+def test_a_search_among_all_texts_says_that_long_ones_are_cut() -> None:
+    study = {"question": "heavy_hitters", "trust": "secure", "epsilon": 4.0, "devices": 2_000}
+    release = simulate(
+        {**study, "word_length": 3, "cohorts": "similar"},
+        {"item": ["international"] * 1_500 + ["oak"] * 500},
+        seed=SEED,
+    )
+    assert "int" in release.items.to_pylist()
+    assert "items of more than 3 bytes are cut to their first 3" in release.notes
+    assert release.plan["predicted"]["assumes"].startswith("any text, cut to 3 bytes")
+    assert not any("not sent" in note for note in release.notes)

@@ -52,6 +52,7 @@ from sfumato.sketch import (
     capacity,
 )
 from sfumato.sketch.keys import limbs
+from sfumato.sketch.words import BYTES
 from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
@@ -142,13 +143,7 @@ def items_with_keys(
     at most `limit`."""
     # A private release always has the note, without a number, so that it reveals nothing.
     unfit = _without_key(population, keys) if plan.study.epsilon is None else None
-    number = "items" if unfit is None else f"{unfit:,} items"
-    notes = [
-        f"{number} that are too long for the study, or have characters outside its alphabet, are "
-        "not sent"
-    ]
-    if unfit == 0:
-        notes = []
+    notes = [] if unfit == 0 else [_limits(keys, "items" if unfit is None else f"{unfit:,} items")]
     if population.owners is None or alone:  # devices then choose for themselves
         return population, notes
     numbers, fits = keys.numbers(population.chunks[0])
@@ -156,6 +151,20 @@ def items_with_keys(
     items = keys.items(numbers[rows])[0]  # items with one key are one item
     own = population.only(rows, items)
     return (own if copies else own.distinct()).bounded(limit, rng=rng), notes
+
+
+def _limits(keys: Keys, items: str) -> str:
+    """Which items have no key, and which are cut."""
+    if isinstance(keys, TextKeys):
+        return f"{items} of more than {keys.length} bytes are not sent"
+    if not isinstance(keys, WordKeys):
+        return f"{items} of more than {keys.bits} bits are not sent"
+    if keys.alphabet == BYTES:
+        return f"items of more than {keys.length} bytes are cut to their first {keys.length}"
+    return (
+        f"{items} with characters outside the study's alphabet are not sent; longer words are cut "
+        f"to {keys.length} characters"
+    )
 
 
 def _without_key(population: Population, keys: Keys) -> int:

@@ -256,9 +256,8 @@ class PrefixDesign(QuestionDefaults):
         words = campaign.heavy_hitters()
         devices = max(participation.devices, words.respondents)
         detectable = words.detectable(devices)
-        unit = "bytes" if self.alphabet == BYTES else "characters"
-        kind = f"a word, cut to {self.length} {unit},"
-        notes = [detectable_note(kind, detectable, participation)]
+        kind = "a text" if self.alphabet == BYTES else "a word of the alphabet"
+        notes = [detectable_note(f"{kind}, cut to {self._cut},", detectable, participation)]
         if words.left_out:
             notes.append(f"{words.left_out:,} prefixes were too many to extend and were left out")
         return discovered_release(
@@ -272,6 +271,15 @@ class PrefixDesign(QuestionDefaults):
             parameters={"detectable_count": detectable, "candidates": words.candidates},
             notes=notes,
         )
+
+    @property
+    def _cut(self) -> str:
+        return f"{self.length} {'bytes' if self.alphabet == BYTES else 'characters'}"
+
+    def fitting(self) -> str:
+        """The items that can be found, in words."""
+        kind = "any text" if self.alphabet == BYTES else "words of the alphabet"
+        return f"{kind}, cut to {self._cut}"
 
     def charge_of(self, task: Task) -> PlannedLoss:
         """One plan for all levels, since their losses are fixed."""

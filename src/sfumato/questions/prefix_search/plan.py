@@ -277,9 +277,8 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
             lookups=lookups,
             items=count / max(detectable, 1),
         ),
-        "assumes": f"counts fall like rank^-{REFERENCE_EXPONENT}"
-        if sketched
-        else "nothing about the data",
+        "assumes": design.fitting()
+        + (f"; counts fall like rank^-{REFERENCE_EXPONENT}" if sketched else ""),
     }
 
 
