@@ -44,6 +44,7 @@ docs: setup
 
 bench: .venv/.programs .venv-peers/.ready
 	$(BIN)/python -m benchmarks
+	$(BIN)/python scripts/generate_docs
 
 .venv-peers/.ready: scripts/peers
 	PYTHON="$(PYTHON)" scripts/peers

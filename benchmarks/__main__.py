@@ -20,6 +20,7 @@ GROUPS = {
         "simulate",
         "local",
         "fold",
+        "growth",
         "masks",
         "secagg",
         "invertible",
@@ -46,9 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     folder = options.out or (None if options.quick else RESULTS)
     complaints = []
     for name in _benchmarks(options.names):
-        module = _module(name)
+        benchmark = module(name)
         lines = []
-        for result in module.run(settings):
+        for result in benchmark.run(settings):
             print(f"{name}/{result['case']}", file=sys.stderr, flush=True)
             lines.append(result)
             if folder is not None:
@@ -56,12 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         if not lines:
             print(f"\n## {name}\n\nno case matches {options.only}")
             continue
-        print(f"\n## {name}\n\n{module.table(lines)}", flush=True)
-        if folder is not None and hasattr(module, "report"):
+        print(f"\n## {name}\n\n{benchmark.table(lines)}", flush=True)
+        if folder is not None and hasattr(benchmark, "report"):
             path = folder / f"{name}.md"
-            path.write_text(module.report(latest(folder / f"{name}.jsonl")), encoding="utf-8")
-        if not options.quick and hasattr(module, "missed"):  # tiny sizes have no requirements
-            complaints += module.missed(lines)
+            path.write_text(benchmark.report(latest(folder / f"{name}.jsonl")), encoding="utf-8")
+        if not options.quick and hasattr(benchmark, "missed"):  # tiny sizes have no requirements
+            complaints += benchmark.missed(lines)
     if complaints:
         print("\n!!! REQUIREMENTS MISSED !!!\n" + "\n".join(complaints))
     return 0  # benchmarks report; tests judge
@@ -93,7 +94,8 @@ def _benchmarks(names: list[str]) -> list[str]:
     return [name for each in groups for name in GROUPS.get(each, (each,))]
 
 
-def _module(name: str) -> ModuleType:
+def module(name: str) -> ModuleType:
+    """The module of a benchmark."""
     group = next(group for group, members in GROUPS.items() if name in members)
     return importlib.import_module(f"benchmarks.{group}.{name}")
 

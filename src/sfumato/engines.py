@@ -84,7 +84,7 @@ class DaskEngine:
                 n_workers=workers or os.cpu_count() or 1,
                 threads_per_worker=1,
                 host="127.0.0.1",
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # any port: another cluster may have 8787
             )
         try:
             self._client: Any = distributed.Client(

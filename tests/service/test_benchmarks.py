@@ -19,6 +19,7 @@ NAMES = (
     "simulate",
     "local",
     "fold",
+    "growth",
     "masks",
     "secagg",
     "invertible",

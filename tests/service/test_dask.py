@@ -1,7 +1,8 @@
-"""Folds on Dask: the same tally, also if a worker is killed halfway."""
+"""Folds and simulations on Dask: the same results, also if a worker is killed halfway."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 
 from checks import SEED
 from sfumato import lake
+from sfumato.cli.main import main
 from sfumato.engines import DaskEngine
 from sfumato.errors import DataError
 from sfumato.flow.accumulator import RecordBatch, TallyAccumulator
@@ -102,6 +105,31 @@ def test_a_damaged_page_is_named_by_the_worker_that_reads_it(
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match=r"00007\.parquet"):
         tally(folder, engine=engine)
+
+
+@pytest.mark.parametrize("trust", ["central", "secure", "local"])
+def test_a_seeded_simulation_is_the_same_on_a_cluster(
+    trust: str, tmp_path: Path, engine: DaskEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command, on a scheduler that is there already, in many shards."""
+    monkeypatch.setattr("sfumato.simulation.population._SHARD_DEVICES", 500)
+    keys = "delta = 1e-6\nrounds = 2\ndropout = 0.1\n" if trust == "secure" else ""
+    keys = "delta = 1e-6\n" if trust == "central" else keys
+    study, data = tmp_path / "study.toml", tmp_path / "data.csv"
+    study.write_text(f'question = "frequencies"\ntrust = "{trust}"\nepsilon = 4.0\n{keys}')
+    rows = (f"tree {number},{100 + number}" for number in range(60))
+    data.write_text("\n".join(["item,devices", *rows]))
+    command = ["simulate", str(study), "--data", str(data), "--count-column", "devices"]
+
+    def release(*options: str) -> dict[str, Any]:
+        done = CliRunner().invoke(main, [*command, "--seed", "7", "--json", *options])
+        assert done.exit_code == 0, done.stderr
+        content: dict[str, Any] = json.loads(done.stdout)
+        del content["cost"]["seconds"]
+        return content
+
+    theirs = release("--engine", "dask", "--scheduler", engine.address)
+    assert theirs == release() == release("--workers", "1")
 
 
 def _sleepless(shard: int) -> npt.NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -353,3 +354,37 @@ def test_arrivals_bunch_when_devices_are_online_together(load: Any) -> None:
     # Whoever draws an hour offline sends when its night begins: two thirds of all devices.
     hours_of_day = scale.arrivals(scale.WORST)
     assert ((hours_of_day - begin + 6) % 24 < 12).mean() > 1 - hours / 24
+
+
+def test_an_exponent_is_fitted_with_its_interval(load: Any) -> None:
+    growth = load("speed.growth")
+    exact = growth.fit([10, 100, 1_000], [3 * size**1.5 for size in (10, 100, 1_000)])
+    assert exact["exponent"] == pytest.approx(1.5)
+    assert exact["interval"] == pytest.approx([1.5, 1.5])
+    low, high = growth.fit([1, 10, 100, 1_000], [1, 12, 90, 1_100])["interval"]
+    assert low < 1 < high
+    point = {"size": 10, "median": 1.0, "bytes": 1 << 20}
+    lines = [
+        {"case": "a", "exponent": exact, "expected": expected, "memory": "constant",
+         "unit": "seconds", "points": [point]}
+        for expected in ("1", "2 at most")
+    ]  # fmt: skip
+    assert len(growth.missed(lines)) == 1
+    assert "1.50 (1.50 to 1.50)" in growth.table(lines)
+
+
+def test_the_page_of_results_has_peers_floors_and_misses(load: Any, tmp_path: Path) -> None:
+    result = {
+        "name": "fold",
+        "case": "hashed/local",
+        "machine": {"cpu": "a processor", "cores": 2},
+        "median": 1.0,
+        "ratio_to_peer": {"a peer": {"median": 0.5, "interval": [0.4, 0.6]}},
+        "ratio_to_floor": {"a floor": {"median": 3.0, "interval": [2.0, 4.0]}},
+    }
+    (tmp_path / "fold.jsonl").write_text(json.dumps(result), encoding="utf-8")
+    page = load("page").page(tmp_path)
+    assert "a peer 0.5 (0.4 to 0.6)" in page
+    assert "a floor 3 (2 to 4)" in page
+    assert "- fold/hashed/local: takes 3.00 times as long as the kernel" in page
+    assert page.count("No result is kept") == len(NAMES) - 1

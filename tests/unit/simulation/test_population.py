@@ -11,9 +11,11 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from scipy import stats
 
+from checks import SEED
 from sfumato.errors import DataError, SimulationWarning
-from sfumato.simulation.population import Population
+from sfumato.simulation.population import Cohorts, Population, Shard
 from sfumato.simulation.simulate import simulate
 
 TREES = ["oak", "oak", "elm", "oak"]
@@ -119,3 +121,58 @@ def test_a_mean_of_texts_is_refused() -> None:
     study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
     with pytest.raises(DataError, match="one coordinate, a number"):
         simulate(study, FRAME)
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_cohorts_of_exact_sizes_divide_all_devices(grouped: bool) -> None:
+    counts = np.array([5, 0, 40, 1, 54])
+    names = [f"word {number}" for number in range(5)]
+    population = Population.load({"item": names, "count": counts}, count_column="count")
+    population = population if grouped else population.expanded()
+    shares = dict.fromkeys("abcdefghijkl", 0.07)
+    cohorts = Cohorts(shares=shares, in_order=False, dropout=0.0, seed=SEED, exact=True)
+    total = np.zeros(5, dtype=np.int64)
+    for name in shares:
+        for shard in cohorts.shards(population, name):
+            assert shard.answering == shard.devices == 7
+            rows = np.array([names.index(item) for item in shard.items.to_pylist()])
+            total += np.bincount(rows, shard.weights, minlength=5).astype(np.int64)
+    assert total.sum() == 84
+    assert (total <= counts).all()
+    if not grouped:
+        numbers = [cohorts.numbers(population, name) for name in shares]
+        assert np.unique(np.concatenate(numbers)).size == 84
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_devices_of_an_exact_cohort_are_a_random_subset(exact: bool) -> None:
+    """Of 10 devices, 6 have oak; a cohort of 3 has a hypergeometric number of them. Chi-square at
+    1e-6 over 2,000 seeds; negative control: cohorts of random sizes, whose number is binomial."""
+    population = Population.load({"oak": 6, "elm": 4})
+    shares = {"a": 0.3, "b": 0.3, "c": 0.4}
+    oaks = np.zeros(7, dtype=np.int64)
+    for seed in range(2_000):
+        cohorts = Cohorts(shares=shares, in_order=False, dropout=0.0, seed=seed, exact=exact)
+        (shard,) = cohorts.shards(population, "b")
+        assert shard.weights is not None
+        oaks[dict(zip(shard.items.to_pylist(), shard.weights, strict=True)).get("oak", 0)] += 1
+    chances = stats.hypergeom(10, 6, 3).pmf(np.arange(4))
+    passes = not oaks[4:].any() and stats.chisquare(oaks[:4], 2_000 * chances).pvalue > 1e-6
+    assert passes == exact
+
+
+def test_pieces_of_a_shard_have_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.simulation.population._SHARD_DEVICES", 10)
+    monkeypatch.setattr("sfumato.simulation.population._CHUNK_ROWS", 2)
+    items = pa.array(["oak", "elm", "ash"])
+    counted = Shard(items, np.array([4, 25, 1]), 30, 30)
+    pieces = list(counted.pieces())
+    assert [piece.answering for piece in pieces] == [10, 10, 10]
+    weights = [dict(zip(p.items.to_pylist(), p.weights or [], strict=True)) for p in pieces]
+    assert weights == [{"oak": 4, "elm": 6}, {"elm": 10}, {"elm": 9, "ash": 1}]
+    owned = Shard(items, None, 3, 3, owners=np.array([2, 0, 2]))
+    parts = [
+        (p.items.to_pylist(), (p.owners if p.owners is not None else items).tolist(), p.answering)
+        for p in owned.pieces()
+    ]
+    assert parts == [(["elm"], [0], 2), (["oak", "ash"], [0, 0], 1)]
