@@ -37,9 +37,7 @@ def answer(data):
         Dataset((inputs[owners == person], targets[owners == person]), user_id=str(person))
         for person in range(data["people"])
     ]
-    dataset = FederatedDataset(
-        people.__getitem__, get_user_sampler("minimize_reuse", range(len(people)))
-    )
+    dataset = FederatedDataset(people.__getitem__, get_user_sampler("random", range(len(people))))
     accountant = PLDPrivacyAccountant(
         num_compositions=30,
         sampling_probability=100 / len(people),

@@ -129,6 +129,7 @@ def test_the_main_pages_are_accessible_in_light_and_dark(browser: Browser, addre
             assert "image-alt" in rules  # the negative control
 
 
+@pytest.mark.timeout(900)
 def test_no_code_or_formula_is_cut_off_on_any_page(
     browser: Browser, address: str, folder: Path
 ) -> None:
