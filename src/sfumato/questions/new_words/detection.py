@@ -23,7 +23,7 @@ Search: TypeAlias = FragmentPuzzle | PrefixExtension
 
 DETECTABLE = 0.95  # a detectable word is listed with this probability
 _FAR = 4.5  # deviations beyond which chances are nothing
-_PLACES = 4  # places per deviation at which a chance is computed
+_PLACES = 8  # places per deviation at which a chance is computed
 _SIZES = 9  # numbers of records of a stage, between which limits are interpolated
 _NORMAL = np.array([NormalDist().inv_cdf((k + 0.5) / 6) for k in range(6)])  # in equal shares
 
