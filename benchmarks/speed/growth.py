@@ -218,8 +218,8 @@ def _estimate(items: int, folder: Path) -> Work:
 
     _, task = _local_task()
     accumulator, rng = TallyAccumulator(task), SeededRng(SEED)
-    held = pa.array([f"item {k % 1_000}" for k in range(100_000)])
-    accumulator.fold(task.values(held), rng=rng)
+    holdings = pa.array([f"item {k % 1_000}" for k in range(100_000)])
+    accumulator.fold(task.values(holdings), rng=rng)
     (tally,) = accumulator.batch(100_000).tallies
     names = pa.array([f"item {k}" for k in range(items)])
     return lambda: estimate(tally, task.values(names))

@@ -127,7 +127,7 @@ class Fleet:
     def _parts(self, task: AnyTask) -> Iterator[_Part]:
         """The answering devices of a task. Each part has random words of its own, so that a seeded
         answer depends neither on the order of parts nor on where they are computed."""
-        asked, number = 0, 0
+        count, number = 0, 0
         expected = max(1.0, self.population.devices * self.cohorts.shares[task.cohort])
         for shard in self._shards(task):
             for piece in shard.pieces():
@@ -138,8 +138,8 @@ class Fleet:
                 rng = stream(self.rng, f"task {len(self.tasks)} shard {number}")
                 yield _Part(items, piece.weights, piece.owners, piece.answering, first, rng)
                 number += 1
-                asked += piece.answering
-                self._say(task, min(asked / expected, 1.0))
+                count += piece.answering
+                self._say(task, min(count / expected, 1.0))
 
     def _shards(self, task: AnyTask) -> Iterator[Shard]:
         first = task.cohort not in self._cohorts
