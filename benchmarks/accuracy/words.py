@@ -79,7 +79,9 @@ def measure(case: Case, settings: Settings) -> Line:
     search = prefix_search(case.epsilon, records=case.devices)
     counts = [half_count(search, case.devices), detectable(search, case.devices)]
     trials = settings.repeats or (2 if settings.quick else TRIALS)
-    shares, false = listed(search, counts, case.devices, trials=trials, background=case.background)
+    shares, false = listing_shares(
+        search, counts, case.devices, trials=trials, background=case.background
+    )
     return line(
         NAME,
         case.label,
@@ -113,7 +115,7 @@ def half_width(shares: F64) -> float:
     return float(1.96 * shares.std(ddof=1) / math.sqrt(shares.size))
 
 
-def listed(
+def listing_shares(
     search: Search,
     counts: Sequence[int],
     records: int,
@@ -133,7 +135,7 @@ def listed(
             search_once(search, fleet, each, records, background, seed=len(fleets) * run + place)
             for place, fleet in enumerate(fleets)
         ]
-        shares.append([share for found, _ in results for share in found])
+        shares.append([share for hits, _ in results for share in hits])
         false.append(any(is_false for _, is_false in results))
     return np.array(shares).T, false
 
@@ -174,18 +176,18 @@ def table(lines: list[Line]) -> str:
     rows = []
     for each in lines:
         sizes = each["sizes"]
-        shown = []
+        texts = []
         for place, count in enumerate(each["counts"]):
             predicted, measured, half = (
                 100 * each[name][place] for name in ("predicted", "measured", "half_widths")
             )
-            shown += [f"{count:,}", f"{predicted:.0f}%", f"{measured:.0f}% ± {half:.0f}"]
+            texts += [f"{count:,}", f"{predicted:.0f}%", f"{measured:.0f}% ± {half:.0f}"]
         rows.append(
             [
                 f"{sizes['devices']:,}",
                 f"{sizes['epsilon']:g}",
                 each["case"].rpartition("/")[2],
-                *shown,
+                *texts,
                 str(each["words"]),
                 f"{each['false_runs']} of {each['repetitions']}",
             ]

@@ -78,50 +78,52 @@ def test_predictions_are_those_of_the_coins_at_every_size(size: tuple[int, float
 
 
 @pytest.fixture
-def listed(monkeypatch: pytest.MonkeyPatch) -> Any:
+def listing_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The measurement of the benchmark, which is not part of the package."""
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
-    return importlib.import_module("benchmarks.accuracy.words").listed
+    return importlib.import_module("benchmarks.accuracy.words").listing_shares
 
 
-def check_detection(listed: Any, search: Any, records: int) -> None:
+def check_detection(listing_shares: Any, search: Any, records: int) -> None:
     """240 words with a predicted chance of a half, and 240 of the detectable count. If predictions
     are exact, this fails with a probability of 0.2% (a deviation of 3.2 points); a prediction that
     is wrong by 20 points passes as seldom. False words are within their level of 5% at a risk of
     0.1%."""
     counts = [count_of(search, records, 0.5), detectable(search, records)]
-    shares, false = listed(search, counts, records, trials=TRIALS, first=SEED)
+    shares, false = listing_shares(search, counts, records, trials=TRIALS, first=SEED)
     for count, share in zip(counts, shares.mean(axis=1), strict=True):
         assert abs(share - listing_chance(search, count, records)) <= POINTS
     assert sum(false) <= stats.binom.isf(0.001, len(false), 0.05)
 
 
 @pytest.mark.slow
-def test_short_words_are_listed_as_often_as_predicted(listed: Any) -> None:
+def test_short_words_are_listed_as_often_as_predicted(listing_shares: Any) -> None:
     oracle = HashedResponse(epsilon=8.0, rows=1_024, width=700, seed=1)
     search = PrefixExtension(prefix=oracle, lengths=(2, 3, 4), width=64)
-    check_detection(listed, search, 500)
+    check_detection(listing_shares, search, 500)
     half = count_of(search, 500, 0.5)
-    shares, _ = listed(search, [round(0.7 * half)], 500, trials=TRIALS, first=SEED)
+    shares, _ = listing_shares(search, [round(0.7 * half)], 500, trials=TRIALS, first=SEED)
     assert shares.mean() < listing_chance(search, half, 500) - POINTS  # the control
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", MEASURED, ids=str)
-def test_words_are_listed_as_often_as_predicted(listed: Any, size: tuple[int, float]) -> None:
+def test_words_are_listed_as_often_as_predicted(
+    listing_shares: Any, size: tuple[int, float]
+) -> None:
     """The other sizes are measured by the benchmark `words`."""
     records, epsilon = size
-    check_detection(listed, word_plan.prefix_search(epsilon, records=records), records)
+    check_detection(listing_shares, word_plan.prefix_search(epsilon, records=records), records)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(1_500, 8.0), (30_000, 4.0)], ids=str)
 def test_words_of_any_script_are_listed_as_often_as_predicted(
-    listed: Any, size: tuple[int, float]
+    listing_shares: Any, size: tuple[int, float]
 ) -> None:
     records, epsilon = size
     search = word_plan.prefix_search(epsilon, alphabet=BYTES, length=12, records=records)
-    check_detection(listed, search, records)
+    check_detection(listing_shares, search, records)
 
 
 def test_a_stage_has_the_chance_of_its_binomials() -> None:
@@ -182,9 +184,9 @@ def test_prefixes_find_rarer_words_than_the_puzzle(devices: int, epsilon: float)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [6_000, 100_000])
-def test_the_puzzle_lists_words_as_often_as_predicted(listed: Any, devices: int) -> None:
+def test_the_puzzle_lists_words_as_often_as_predicted(listing_shares: Any, devices: int) -> None:
     """As for prefixes; see there."""
-    check_detection(listed, word_plan.puzzle(8.0), devices)
+    check_detection(listing_shares, word_plan.puzzle(8.0), devices)
 
 
 def test_a_fleet_that_is_too_small_is_told_so_and_how_many_are_enough() -> None:
