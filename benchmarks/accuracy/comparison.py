@@ -84,7 +84,7 @@ def _size(result: Line) -> str:
 def report(lines: Sequence[Line]) -> str:
     """The table, and the versions that ran."""
     versions = {name: each["version"] for one in lines for name, each in one["libraries"].items()}
-    shown = ", ".join(
+    peers = ", ".join(
         f"{LIBRARIES[name][0]} {version}" for name, version in versions.items() if name != "sfumato"
     )
     lost = "".join(
@@ -94,7 +94,7 @@ def report(lines: Sequence[Line]) -> str:
         for name, each in one["libraries"].items()
         if each.get("lost")
     )
-    return f"# Comparison\n\n{table(lines)}\n\nVersions: {shown}.{lost}\n"
+    return f"# Comparison\n\n{table(lines)}\n\nVersions: {peers}.{lost}\n"
 
 
 def lines_of_code(path: Path) -> int:

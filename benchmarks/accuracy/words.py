@@ -4,7 +4,7 @@ Each case plants words in a fleet, some with the count whose predicted chance is
 with the plan's detectable count, and runs whole searches. Predictions assume that no word of the
 other devices is common, and hold for the background "spread": each of these has a random word of
 its own. In the background "common" half of them share one word and half have none: a search solves
-for these two, which leaves less noise where a row of the table has many records.
+for these two, which may leave less noise than predicted.
 """
 
 from __future__ import annotations

@@ -25,16 +25,16 @@ def runner() -> Any:
     return module
 
 
-def shown(notebook: Any) -> list[tuple[int, str, str]]:
+def outputs(notebook: Any) -> list[tuple[int, str, str]]:
     """All outputs, with the place of their cells: texts without times, and that there is a picture,
     whose bytes depend on the version of matplotlib."""
-    outputs = []
+    parts = []
     for place, cell in enumerate(notebook["cells"]):
         for output in cell.get("outputs", []):
             for kind, text in output.get("data", {"text": output.get("text", "")}).items():
-                known = "" if kind == "image/png" else TIMES.sub("", "".join(text))
-                outputs.append((place, kind, known))
-    return outputs
+                content = "" if kind == "image/png" else TIMES.sub("", "".join(text))
+                parts.append((place, kind, content))
+    return parts
 
 
 def test_there_are_notebooks() -> None:
@@ -46,5 +46,5 @@ def test_there_are_notebooks() -> None:
 def test_a_notebook_shows_what_it_computes(path: Path) -> None:
     module = runner()
     stored = module.nbformat.read(path, as_version=4)
-    assert shown(stored)
-    assert shown(module.executed(path)) == shown(stored)
+    assert outputs(stored)
+    assert outputs(module.executed(path)) == outputs(stored)

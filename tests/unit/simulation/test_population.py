@@ -168,7 +168,10 @@ def test_pieces_of_a_shard_have_its_devices(monkeypatch: pytest.MonkeyPatch) -> 
     counted = Shard(items, np.array([4, 25, 1]), 30, 30)
     pieces = list(counted.pieces())
     assert [piece.answering for piece in pieces] == [10, 10, 10]
-    weights = [dict(zip(p.items.to_pylist(), p.weights or [], strict=True)) for p in pieces]
+    weights = [
+        dict(zip(piece.items.to_pylist(), np.asarray(piece.weights).tolist(), strict=True))
+        for piece in pieces
+    ]
     assert weights == [{"oak": 4, "elm": 6}, {"elm": 10}, {"elm": 9, "ash": 1}]
     owned = Shard(items, None, 3, 3, owners=np.array([2, 0, 2]))
     parts = [

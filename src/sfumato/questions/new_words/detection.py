@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -24,6 +25,7 @@ Search: TypeAlias = FragmentPuzzle | PrefixExtension
 DETECTABLE = 0.95  # a detectable word is listed with this probability
 _FAR = 4.5  # deviations beyond which chances are nothing
 _PLACES = 8  # places per deviation at which a chance is computed
+_MANY = 1e4  # variance of a binomial law that is at most a thousandth from a normal one
 _SIZES = 9  # numbers of records of a stage, between which limits are interpolated
 _NORMAL = np.array([NormalDist().inv_cdf((k + 0.5) / 6) for k in range(6)])  # in equal shares
 
@@ -86,8 +88,13 @@ class Stage:
         others = np.rint(np.maximum(others, 0.0)).astype(np.int64)
         sizes, needs = self.limits(records) if limits is None else limits
         least = np.floor(np.interp(mine + others, sizes, needs)) + 1 - own
-        reached = special.bdtrc(np.clip(least - 1, 0, others), others, self.oracle.support)
-        reached = np.where(least <= 0, 1.0, np.where(least > others, 0.0, reached))
+        support = self.oracle.support
+        if others.min() * support * (1 - support) > _MANY:  # a normal law is as good, and faster
+            deviation = np.sqrt(others * support * (1 - support))
+            reached = special.ndtr((others * support - least + 0.5) / deviation)
+        else:
+            reached = special.bdtrc(np.clip(least - 1, 0, others), others, support)
+            reached = np.where(least <= 0, 1.0, np.where(least > others, 0.0, reached))
         return min(float(reached.mean(axis=0) @ weights / weights.sum()), 1.0)
 
 
@@ -111,6 +118,7 @@ def listing_chance(search: Search, count: float, records: float, answering: floa
     return _all_passed(Counter(tests), dict.fromkeys(tests), count, records, answering)
 
 
+@lru_cache(maxsize=256)
 def detectable(search: Search, records: float, answering: float = 1.0) -> int:
     """The least count that is listed with a probability of 95%; more than the records if not even a
     word that all of them hold is."""
@@ -120,7 +128,14 @@ def detectable(search: Search, records: float, answering: float = 1.0) -> int:
     def is_found(count: int) -> bool:
         return _all_passed(times, limits, count, records, answering, DETECTABLE) >= DETECTABLE
 
-    return bisect_left(range(math.ceil(records) + 1), True, key=is_found)
+    most = math.ceil(records) + 1
+    low = min(max(0, *(math.floor(stage.height(records)) for stage in times)), most)
+    if is_found(low):  # at the limit of a stage it is listed in about half of all searches
+        low = 0
+    step = max(1, math.isqrt(low))
+    while low + step < most and not is_found(low + step):
+        low, step = low + step, 2 * step
+    return bisect_left(range(most), True, low, min(low + step, most), key=is_found)
 
 
 def _all_passed(
