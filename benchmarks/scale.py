@@ -33,8 +33,8 @@ class Assumptions:
     cohort: int = 1_000  # of a masked round
     used_share: float = 0.5  # of what a machine could do, at its peak
     overhead_bytes: int = 6_000  # of an upload over a new connection: TLS 1.3, certificates, heads
-    connection_seconds: float = 16.0  # that a proxy keeps one: idle_seconds and a request
-    round_seconds: float = 300.0  # that a device takes part in a masked round
+    connection_seconds: float = 16.0  # how long a proxy keeps a connection: idle_seconds and a request
+    round_seconds: float = 300.0  # how long a device takes part in a masked round
     memory_bytes: int = 8 << 30  # of a store's machine, for its index of report ids
     core_hour: float = 0.05  # dollars, like all prices
     disk_gb_month: float = 0.12
@@ -54,7 +54,7 @@ class Measured:
     record_bytes: int  # in the lake
     fold_seconds: float  # of processor time per record
     rounds_per_second: float  # masked, of one worker
-    table_bytes: int  # that a device uploads in a masked round
+    table_bytes: int  # what a device uploads in a masked round
 
     @classmethod
     def read(cls) -> Measured:

@@ -42,7 +42,7 @@ _PIECE_BITS = 1 << 26  # of these tables
 _ITEM = 100  # of the release
 _TALLY = 8  # of a count of records
 _ENTRY = 50  # of a sparse sum, besides its bits, for which arrays of bytes are made
-_BOX = 150  # that a member of a masked round sends a neighbour
+_BOX = 150  # what a member of a masked round sends to a neighbour
 
 
 def server_cost(

@@ -67,7 +67,7 @@ class Printed:
     accuracy: Mapping[str, tuple[float, ...]]  # percent
     rate: Mapping[str, tuple[float, ...]]
     said_epsilon: float | None = None  # "roughly", at the highest multiplier
-    said_multiplier: float = 0.7  # which is in appendix F, and not in table 1
+    said_multiplier: float = 0.7  # from appendix F; table 1 does not have it
 
 
 TABLE_1 = Printed(
