@@ -33,7 +33,7 @@ class Assumptions:
     cohort: int = 1_000  # of a masked round
     used_share: float = 0.5  # of what a machine could do, at its peak
     overhead_bytes: int = 6_000  # of an upload over a new connection: TLS 1.3, certificates, heads
-    connection_seconds: float = 16.0  # how long a proxy keeps a connection: idle_seconds and a request
+    connection_seconds: float = 16.0  # a proxy's connection: idle_seconds and a request
     round_seconds: float = 300.0  # how long a device takes part in a masked round
     memory_bytes: int = 8 << 30  # of a store's machine, for its index of report ids
     core_hour: float = 0.05  # dollars, like all prices
