@@ -31,7 +31,8 @@ def outputs(notebook: Any) -> list[tuple[int, str, str]]:
     parts = []
     for place, cell in enumerate(notebook["cells"]):
         for output in cell.get("outputs", []):
-            for kind, text in output.get("data", {"text": output.get("text", "")}).items():
+            contents = output.get("data", {"text": output.get("text", "")})
+            for kind, text in sorted(contents.items()):
                 content = "" if kind == "image/png" else TIMES.sub("", "".join(text))
                 parts.append((place, kind, content))
     return parts
