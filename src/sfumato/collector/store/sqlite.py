@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -38,6 +39,7 @@ _TYPES = {
     "table": "STRICT",
     "index_table": "STRICT, WITHOUT ROWID",
 }
+_RETRY_SECONDS = 0.01  # between attempts to change the journal mode
 _MAGIC = b"SQLite format 3\0"
 _SETTINGS = (
     "PRAGMA synchronous = FULL",
@@ -85,8 +87,7 @@ class Sqlite:
             try:
                 for setting in _SETTINGS:
                     raw.execute(setting)
-                (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
-                if mode != "wal":  # SQLite does not raise for this
+                if _start_log(raw, self._wait_seconds) != "wal":  # SQLite does not raise for this
                     raise _read_only(self.path)
             except BaseException:
                 raw.close()
@@ -370,6 +371,23 @@ def _lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _start_log(raw: sqlite3.Connection, wait_seconds: float) -> str:
+    """Set the journal mode to WAL, and return what it is then.
+
+    While another connection does this to a new file, SQLite raises at once, whatever its timeout.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            (mode,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as problem:
+            if problem.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return str(mode)
 
 
 @contextmanager
