@@ -261,6 +261,7 @@ def test_one_report_can_move_a_refined_count_further_than_a_plain_one() -> None:
     assert any(furthest(seed) > 2 * SCALE * plain for seed in range(10))
 
 
+@pytest.mark.slow
 def test_one_report_can_keep_a_table_from_being_listed() -> None:
     """Why a list has no number: keys that share all cells with another cannot be listed."""
     planned = plan_of(

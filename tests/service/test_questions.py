@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from conformance.test_questions import case
+from conformance.test_questions import MEDIAN, case
 from marks import quick
-from questioning import MASKED, NAME, Case, check_collection
+from questioning import CASES, EXAMPLES, MASKED, NAME, Case, check_collection
 from serving import settings, wait_for
 from sfumato import simulate
 from sfumato.collector import studies
@@ -25,6 +25,9 @@ from sfumato.simulation.network_fleet import NetworkFleet
 __all__ = ["case"]  # a fixture
 
 
+@pytest.mark.parametrize(
+    "case", quick([*CASES, MEDIAN], *EXAMPLES.values(), MEDIAN), ids=str, indirect=True
+)
 def test_devices_answer_it_and_a_collector_releases_it(case: Case, tmp_path: Path) -> None:
     check_collection(case, tmp_path)
 

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from marks import quick
 from sfumato.errors import DataError
 from sfumato.learn import models
 from sfumato.learn.clients import check_fit
@@ -44,7 +45,7 @@ def third(outcome_of: OutcomeOf) -> Outcome:
     return outcome_of("003-fig3")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "003-fig3", "003-fig9"))
 def test_every_number_says_what_was_run_what_is_claimed_and_what_holds(
     name: str, outcome_of: OutcomeOf
 ) -> None:
@@ -61,7 +62,7 @@ def test_every_number_says_what_was_run_what_is_claimed_and_what_holds(
             assert line["epsilon"] is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, "003-fig3", "003-fig9"))
 def test_pictures_and_claims_say_what_is_not_private(name: str, outcome_of: OutcomeOf) -> None:
     pytest.importorskip("matplotlib")
     outcome = outcome_of(name)
