@@ -18,7 +18,7 @@ from benchmarks import race
 from benchmarks.lines import Line, Settings
 from sfumato import lake
 from sfumato.engines import DaskEngine, LocalEngine
-from sfumato.flow.accumulator import to_parquet
+from sfumato.flow.accumulator import records_of, to_parquet
 from sfumato.flow.task import LocalTask
 from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
@@ -133,8 +133,8 @@ def _records(task: LocalTask, count: int) -> Iterator[U8]:
 
 
 def _write(folder: Path, planned: Plan, task: LocalTask, parts: list[U8]) -> None:
-    sealed = ((to_parquet(part), len(part)) for part in parts)
-    lake.write(folder, planned, [(task.id, sealed)], campaign=NAME, rng=SystemRng())
+    sealed = ((records_of(to_parquet(part)), len(part)) for part in parts)
+    lake.write(folder, planned, [(task, sealed)], campaign=NAME, rng=SystemRng())
 
 
 def _kernel(task: LocalTask, parts: list[U8]) -> Tally:

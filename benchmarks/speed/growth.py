@@ -186,22 +186,22 @@ def _local_task(items: int = 1_000) -> tuple[Any, Any]:
 def _write_lake(reports: int, folder: Path, *, partition: int) -> None:
     """Exported reports, in partitions of this many."""
     from sfumato import lake
-    from sfumato.flow.accumulator import to_parquet
+    from sfumato.flow.accumulator import records_of, to_parquet
     from sfumato.privacy import SystemRng
 
     planned, task = _local_task()
     cells = task.randomizer.rows * task.randomizer.width
     chance = np.random.default_rng(SEED)
 
-    def sealed() -> Iterator[tuple[bytes, int]]:
+    def sealed() -> Iterator[tuple[pa.ChunkedArray, int]]:
         for start in range(0, reports, partition):
             count = min(partition, reports - start)
             numbers = chance.integers(0, cells, count).astype("<u8")
             records = numbers.view(np.uint8).reshape(-1, 8)[:, : task.record_bytes]
-            yield to_parquet(np.ascontiguousarray(records)), count
+            yield records_of(to_parquet(np.ascontiguousarray(records))), count
 
     with mock.patch.object(lake, "_MOST_RECORDS", partition):
-        lake.write(folder, planned, [(task.id, sealed())], campaign=NAME, rng=SystemRng())
+        lake.write(folder, planned, [(task, sealed())], campaign=NAME, rng=SystemRng())
 
 
 def _fold(reports: int, folder: Path) -> Work:

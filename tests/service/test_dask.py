@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -20,7 +21,7 @@ from sfumato import lake
 from sfumato.cli.main import main
 from sfumato.engines import DaskEngine
 from sfumato.errors import DataError
-from sfumato.flow.accumulator import RecordBatch, TallyAccumulator
+from sfumato.flow.accumulator import RecordBatch, TallyAccumulator, records_of
 from sfumato.flow.task import LocalTask
 from sfumato.planning import plan
 from sfumato.privacy import SeededRng
@@ -49,14 +50,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     task = planned.design.campaign(planned, name="trees").next_task()
     assert isinstance(task, LocalTask)
 
-    def sealed() -> Iterator[tuple[bytes, int]]:
+    def sealed() -> Iterator[tuple[pa.ChunkedArray, int]]:
         for _ in range(PARTITIONS):
             part = TallyAccumulator(task)
             values = np.resize(task.values(items), RECORDS)
             part.add([task.randomize(values, rng=rng).tobytes()])
-            yield part.seal(rng=rng), RECORDS
+            yield records_of(part.seal(rng=rng)), RECORDS
 
-    lake.write(tmp_path / "lake", planned, [(task.id, sealed())], campaign="trees", rng=rng)
+    lake.write(tmp_path / "lake", planned, [(task, sealed())], campaign="trees", rng=rng)
     return tmp_path / "lake"
 
 
