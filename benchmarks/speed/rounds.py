@@ -95,7 +95,8 @@ def _many_cohorts(settings: Settings) -> Iterator[Line]:
     cases = [
         _Case(devices=100, cells=1 << 12, dropped=5, cohorts=cohorts) for cohorts in (1, COHORTS)
     ]
-    measurements = [[_measure(case) for case in cases] for _ in range(settings.repeats or 3)]
+    repeats = settings.repeats or 3
+    measurements = [[_measure(case, floors=False) for case in cases] for _ in range(repeats)]
     for case, rounds in zip(cases, zip(*measurements, strict=True), strict=True):
         cohorts = case.cohorts
         seconds = [sum(measured.steps.values()) for measured in rounds]
@@ -124,7 +125,7 @@ def _many_cohorts(settings: Settings) -> Iterator[Line]:
 
 def _race(case: _Case, settings: Settings) -> Line:
     repeats = settings.repeats or (1 if settings.quick else REPETITIONS)
-    rounds = [_measure(case) for _ in range(repeats)]
+    rounds = [_measure(case, floors=True) for _ in range(repeats)]
     return race.run(
         race.Race(
             name=NAME,
@@ -190,7 +191,7 @@ def _replay(rounds: Sequence[_Measurement], seconds: Callable[[_Measurement], fl
     return Contender(lambda: next(left), seconds=lambda result: seconds(result))  # type: ignore[arg-type]  # it is one of the rounds
 
 
-def _measure(case: _Case) -> _Measurement:
+def _measure(case: _Case, *, floors: bool) -> _Measurement:
     with tempfile.TemporaryDirectory() as folder:
         settings = CollectorSettings(
             store=f"sqlite:///{folder}/collector.db",
@@ -212,7 +213,7 @@ def _measure(case: _Case) -> _Measurement:
                 _RoundRun(warm_up, store, key, connections).run()
                 round_run = _run_cohorts(case, store, key, address, connections, pid)
             measured = round_run.measured
-            if case.cohorts > 1 or case.cells < 1 << 16:
+            if not floors:
                 return measured
         measured.floor_steps["http"] = _http_seconds(round_run.requests)
         table_bytes = round_run.round.vector_bytes

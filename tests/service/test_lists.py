@@ -217,7 +217,7 @@ def test_a_large_campaign_whose_collector_is_killed_ends_as_its_simulation(
     check(tmp_path, monkeypatch, {"devices": 1_200, "rounds": 6}, [deaths, deaths])
 
 
-MASKED = {"masked": True, "corrupt": 0.05}
+MASKED = {"masked": True, "corrupt": 0.05, "dropout": 0.0}  # everybody answers
 COUNTED = MASKED | {"question": "histogram", "trust": "central", "epsilon": None, "word_length": 4}
 
 
@@ -264,6 +264,6 @@ def test_noise_in_shares_is_the_simulations(
 ) -> None:
     """With trust "secure" all noise comes from the devices, so both have the same. Killed while
     the first round is unmasked, and between the two."""
-    study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0, "corrupt": 0.05}
-    sizes = {"devices": 80, "rounds": 2, "items_per_device": ITEMS}
+    study = {"question": "frequencies", "trust": "secure", "epsilon": 1.0}
+    sizes = {"devices": 80, "rounds": 2, "items_per_device": ITEMS, "corrupt": 0.05, "dropout": 0.0}
     check_masked(tmp_path, monkeypatch, study | sizes, [(4, 20), (5, 0)])

@@ -27,7 +27,7 @@ NAME, SEED, CLIENTS, ROUNDS = "Which tree is it", 7, 64, 4
 PATIENCE_SECONDS = 300.0  # for a collector that starts on a busy machine
 STUDY: dict[str, Any] = {
     "question": "train", "trust": "secure", "epsilon": 3.0, "delta": 1e-3, "devices": CLIENTS,
-    "rounds": ROUNDS, "clip": 0.5, "corrupt": 0.05, "compression": "free_norm",
+    "rounds": ROUNDS, "clip": 0.5, "corrupt": 0.05, "dropout": 0.0, "compression": "free_norm",
     "relative_error": 1.0,
 }  # fmt: skip
 MODEL: dict[str, Any] = {
