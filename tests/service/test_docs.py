@@ -56,7 +56,7 @@ def test_a_plain_link_is_not_a_load() -> None:
 def test_the_readme_shows_what_the_demo_prints() -> None:
     transcript = dict(console(words(ROOT / "README.md")))["make demo"]
     _, printed = run("sfumato demo")
-    # What devices hold is the same each time; their noise is not, and some intervals miss the truth.
+    # What devices hold is the same each time; their noise is not, so some intervals miss the truth.
     got = printed.replace("  outside", "")
     want, got = (re.sub(r"\d[\d,]*\.\d", "#", text) for text in (transcript, got))
     assert doctest.OutputChecker().check_output(want, got, SAME), printed
