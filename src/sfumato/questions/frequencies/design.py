@@ -84,8 +84,7 @@ class FrequencyDesign(QuestionDefaults):
             not self.sparse or (self.mode == "one_hot" and self.secure is None),
             "sparse reports are for one_hot tables that the collector may see",
         )
-        require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
-        require(self.items >= 1, f"items must be at least 1; got {self.items}")
+        require.at_least(1, rounds=self.rounds, items=self.items)
         require(
             self.pilot_devices == 0 or self.target_error is not None,
             "a pilot sizes the sketch for a target_error; set target_error",

@@ -198,10 +198,10 @@ class HeavyHitterDesign(ListDefaults):
     secure: SecureSum | None = later(None)  # for masked sums
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
-        require(self.target > 0, f"target must be above 0; got {self.target}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
+        require.above(0, target=self.target)
         promises = self.mechanism.epsilon is not None
         require(
             not (promises and self.partial),

@@ -49,9 +49,9 @@ class ItemListDesign(ListDefaults):
     promise: str = later("")  # what then holds of the list, in words
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
         require(
             self.mechanism.rate == 1,
             f"rate must be 1: devices send all of their items; got {self.mechanism.rate}",

@@ -129,9 +129,13 @@ class LocalDesign(LocalDefaults):
     aware: bool = True  # correct for collisions where they matter
 
     def check(self) -> None:
-        for name in ("items", "devices", "rounds", "records_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1,
+            items=self.items,
+            devices=self.devices,
+            rounds=self.rounds,
+            records_per_device=self.records_per_device,
+        )
 
     @property
     def influence(self) -> Influence:

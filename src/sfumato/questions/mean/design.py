@@ -118,10 +118,9 @@ class MeanDesign(QuestionDefaults):
     paper_risk: float = later(PAPER_RISK)  # the beta of the paper's algorithm 1
 
     def check(self) -> None:
-        sizes = ("dimensions", "devices", "rows", "most_cells", "cohort_count")
-        for name in (*sizes, "blocks", "block_rows"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(1, dimensions=self.dimensions, devices=self.devices, rows=self.rows)
+        require.at_least(1, most_cells=self.most_cells, cohort_count=self.cohort_count)
+        require.at_least(1, blocks=self.blocks, block_rows=self.block_rows)
         require(
             self.blocks % 2 == 1,
             f"blocks must be odd, so that the median is one block's reading; got {self.blocks}",
@@ -135,12 +134,12 @@ class MeanDesign(QuestionDefaults):
             f"clip must be {SHORTEST:g} to {LONGEST:g}, so that sketches fit in float32; got "
             f"{self.clip:g}: use another unit for the vectors",
         )
-        require(self.multiplier >= 0, f"multiplier must be at least 0; got {self.multiplier}")
+        require.at_least(0, multiplier=self.multiplier)
         require(
             0 < self.relative_error <= 1,
             f"relative_error must be above 0 and at most 1; got {self.relative_error}",
         )
-        require(self.top is None or self.top >= 1, f"top must be at least 1; got {self.top}")
+        require.at_least(1, top=self.top)
         require(
             self.most_cells <= self.dimensions,
             f"most_cells must be at most the {self.dimensions} dimensions; got {self.most_cells}",

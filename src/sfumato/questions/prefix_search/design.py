@@ -111,13 +111,15 @@ class PrefixDesign(QuestionDefaults):
             self.radix <= 1 << 16,
             f"an alphabet must have at most 65,535 characters; got {self.radix - 1}",
         )
-        for name in ("devices", "rows", "most_candidates", "cohort_count"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
-        require(self.width >= 2, f"width must be at least 2; got {self.width}")
-        require(
-            self.false_prefixes > 0, f"false_prefixes must be above 0; got {self.false_prefixes}"
+        require.at_least(
+            1,
+            devices=self.devices,
+            rows=self.rows,
+            most_candidates=self.most_candidates,
+            cohort_count=self.cohort_count,
         )
+        require.at_least(2, width=self.width)
+        require.above(0, false_prefixes=self.false_prefixes)
         steps = np.diff((0, *self.lengths)).tolist()
         most = max(endings(step, self.radix) for step in steps)
         require(

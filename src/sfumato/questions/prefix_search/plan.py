@@ -212,7 +212,7 @@ def sized(
         f"got items_per_device = {items_per_device}",
         StudyError,
     )
-    require(devices >= 1, f"devices must be at least 1; got {devices}", StudyError)
+    require.at_least(1, StudyError, devices=devices)
     require(
         epsilon is None or 0 < epsilon < math.inf,
         f"epsilon must be above 0 and finite (None for no guarantee); got {epsilon}",

@@ -61,9 +61,9 @@ class ThresholdSamplingDesign(ListDefaults):
     secure: SecureSum | None = None
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
         require(
             self.counts is None or self.counts.secure == self.secure,
             "names and counts must have the same secure sum; they differ",
