@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import hashing
-from sfumato.errors import ImpossibleError, SpecError
+from sfumato.errors import ImpossibleError
 from sfumato.flow.accumulator import RecordBatch
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence
@@ -70,9 +70,7 @@ class LocalCampaign(Campaign):
         return self.tasks[len(self.batches)] if len(self.batches) < len(self.tasks) else None
 
     def absorb(self, answer: RecordBatch) -> None:
-        task = self.next_task()
-        if task is None or answer.task_id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task_id)
         self.batches.append(answer)
 
     @property

@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
-from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
-from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, sum_task, traffic
+from sfumato.flow.task import Task
 from sfumato.privacy import (
     AdditiveLoss,
     Charge,
@@ -280,24 +279,13 @@ class MeanDesign(QuestionDefaults):
 
     def task(self, round: int, width: int, cohort: int = 0) -> Task:
         sketch = self.sketch(round, width)
-        mechanism = self.mechanism(round, sketch)
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch,
-                mechanism=mechanism,
-                campaign=digest(self),
-                cohort=self.cohort_names()[cohort],
-                devices=self.devices_per_cohort,
-                items_per_device=1,
-            )
-        most = most_devices(self.devices)
-        return Task(
+        return sum_task(
+            self.secure,
             sketch=sketch,
-            mechanism=mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most * largest_cell(sketch, 1))),
+            mechanism=self.mechanism(round, sketch),
             campaign=digest(self),
-            cohort=EVERYBODY,
-            max_count=most,
+            cohort=self.cohort_names()[cohort],
+            devices=self.devices_per_cohort,
         )
 
     @property
@@ -607,9 +595,7 @@ class MeanCampaign(Campaign):
         return self.design.task(step, self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
-        task = self.next_task()
-        if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._sums.append(answer)
         if len(self._sums) < self.design.cohort_count:
             return
