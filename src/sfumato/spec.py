@@ -89,16 +89,61 @@ def kinds() -> Mapping[str, type]:
     return types.MappingProxyType(_KINDS)
 
 
-def require(
-    condition: bool,
-    message: str,
-    error: type[SpecError] = SpecError,
-    *,
-    hint: str | None = None,
-) -> None:
-    """Raise `error` with `message` unless `condition` holds: one line in a spec's `check`."""
-    if not condition:
-        raise error(message, hint=hint)
+class Requirement:
+    """`require(condition, message)` raises SpecError, or another `error`, unless that holds.
+
+    Its methods state bounds once, and name the values in the message. A value of None is not set,
+    and passes; NaN never does. `within` includes both bounds.
+
+        >>> require.at_least(1, rows=5, width=0)
+        Traceback (most recent call last):
+        ...
+        sfumato.errors.SpecError: width must be at least 1; got 0
+    """
+
+    def __call__(
+        self,
+        condition: bool,
+        message: str,
+        error: type[SpecError] = SpecError,
+        *,
+        hint: str | None = None,
+    ) -> None:
+        if not condition:
+            raise error(message, hint=hint)
+
+    def at_least(
+        self, least: float, error: type[SpecError] = SpecError, /, **values: float | None
+    ) -> None:
+        for name, value in values.items():
+            message = f"{name} must be at least {least}; got {value}"
+            self(value is None or value >= least, message, error)
+
+    def above(
+        self, bound: float, error: type[SpecError] = SpecError, /, **values: float | None
+    ) -> None:
+        for name, value in values.items():
+            message = f"{name} must be above {bound}; got {value}"
+            self(value is None or value > bound, message, error)
+
+    def within(
+        self, least: int, most: int, error: type[SpecError] = SpecError, /, **values: float | None
+    ) -> None:
+        for name, value in values.items():
+            message = f"{name} must be {least} to {_in_powers(most)}; got {value}"
+            self(value is None or least <= value <= most, message, error)
+
+
+require = Requirement()
+
+
+def _in_powers(number: int) -> str:
+    """A large power of two as such, and what is one less: 2**31, 2**53 - 1."""
+    if number >= 1 << 31 and number & (number - 1) == 0:
+        return f"2**{number.bit_length() - 1}"
+    if number > 1 << 31 and number & (number + 1) == 0:
+        return f"2**{number.bit_length()} - 1"
+    return str(number)
 
 
 def to_json(value: object) -> str:

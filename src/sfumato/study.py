@@ -288,36 +288,20 @@ class TrainingStudy:
             StudyError,
         )
         whole = ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up", "parameters")
-        for name in whole:
-            value = getattr(self, name)
-            require(
-                value is None or value >= 1,
-                f"training.{name} must be at least 1; got {value}",
-                StudyError,
-            )
-        for name in ("learning_rate", "server_rate", "largest_l1", "claimed_epsilon"):
-            value = getattr(self, name)
-            require(
-                value is None or value > 0,
-                f"training.{name} must be above 0; got {value}",
-                StudyError,
-            )
+        require.at_least(1, StudyError, **self._named(*whole))
+        rates = ("learning_rate", "server_rate", "largest_l1", "claimed_epsilon")
+        require.above(0, StudyError, **self._named(*rates))
         require(
             self.prior_norm is None or 0 < self.prior_norm <= 1,
             "training.prior_norm must be above 0 and at most 1 (a share of the clip); "
             f"got {self.prior_norm}",
             StudyError,
         )
-        require(
-            self.padding >= 0,
-            f"training.padding must be at least 0; got {self.padding}",
-            StudyError,
-        )
-        require(
-            self.noise_multiplier is None or self.noise_multiplier >= 0,
-            f"training.noise_multiplier must be at least 0; got {self.noise_multiplier}",
-            StudyError,
-        )
+        require.at_least(0, StudyError, **self._named("padding", "noise_multiplier"))
+
+    def _named(self, *keys: str) -> dict[str, float | None]:
+        """Values of these keys, by the names that a study file gives them."""
+        return {f"training.{key}": getattr(self, key) for key in keys}
 
 
 @spec("study")
@@ -468,10 +452,7 @@ class Study:
             (facts.data == "examples") == (self.training is not None),
             "a train study, and no other, needs a [training] table with at least a cohort",
         )
-        need(
-            self.clip is None or (self.clip > 0 and math.isfinite(self.clip)),
-            f"clip must be above 0; got {self.clip}",
-        )
+        require.above(0, StudyError, clip=self.clip)
         need(
             0 < self.relative_error <= 1,
             "relative_error must be above 0 and at most 1 (a share of the noise's squared error); "
@@ -485,10 +466,9 @@ class Study:
         need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
         sizes = ("word_length", "dimensions", "top", "rows", "fragments", "fragment_length")
-        for name in (*whole, *sizes, "repetitions", "blocks"):
-            value = getattr(self, name)
-            need(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        need(self.width is None or self.width >= 2, f"width must be at least 2; got {self.width}")
+        names = (*whole, *sizes, "repetitions", "blocks")
+        require.at_least(1, StudyError, **{name: getattr(self, name) for name in names})
+        require.at_least(2, StudyError, width=self.width)
         need(
             self.failure_probability is None or 0 < self.failure_probability < 1,
             f"failure_probability must be above 0 and below 1; got {self.failure_probability}",
@@ -516,10 +496,7 @@ class Study:
             "sampling_threshold must be above 0 and a multiple of 0.5; "
             f"got {self.sampling_threshold}",
         )
-        need(
-            self.threshold is None or (self.threshold >= 0 and math.isfinite(self.threshold)),
-            f"threshold must be at least 0; got {self.threshold}",
-        )
+        require.at_least(0, StudyError, threshold=self.threshold)
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
             need(

@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import EstimateRelease, Influence, NoisedSum
-from sfumato.flow.secure_sum import traffic
-from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.flow.secure_sum import sum_task, traffic
+from sfumato.flow.task import Task
 from sfumato.privacy import Mechanism
 from sfumato.questions.answers import check_finished
 from sfumato.questions.question import (
@@ -82,14 +80,13 @@ class MedianDesign(QuestionDefaults):
         return Influence(of="the median", most=NUMBERS - 1.0)
 
     def task(self) -> Task:
-        most = most_devices(self.devices)
-        return Task(
+        return sum_task(
+            None,
             sketch=OneHot(categories=NUMBERS),
             mechanism=self.mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most)),
             campaign=digest(self),
             cohort=EVERYBODY,
-            max_count=most,
+            devices=self.devices,
         )
 
     def parameters(self) -> dict[str, Any]:
@@ -140,6 +137,5 @@ class MedianCampaign(Campaign):
         return self.design.task() if self.sums is None else None
 
     def absorb(self, answer: NoisedSum) -> None:
-        if self.sums is not None or answer.task.id != self.design.task().id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self.sums = answer

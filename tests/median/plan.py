@@ -6,10 +6,9 @@ import pyarrow as pa
 
 from median.design import NUMBERS, MedianDesign
 from sfumato.errors import StudyError
-from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import traffic
 from sfumato.questions.frequencies.plan import noise_for
-from sfumato.questions.promise import SEES_TABLES, ZERO_OUT, device_guarantee
+from sfumato.questions.promise import SEES_TABLES, ZERO_OUT, device_promise
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import OneHot
 from sfumato.study import Study
@@ -27,14 +26,10 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         dictionary=Dictionary(pa.array([str(number) for number in range(NUMBERS)])),
         algorithm="one-hot numbers",
         predicted={**traffic([design.task()]), "rounds": 1, "assumes": "nothing about the data"},
-        privacy=Privacy(
-            epsilon=study.epsilon,
-            delta=study.delta,
-            guarantee=device_guarantee(study.epsilon, study.delta),
-            unit="device",
+        privacy=device_promise(
+            study,
             neighbours=ZERO_OUT.format("table becomes"),
             mechanism="noise on every cell",
-            trust=study.trust,
             sees=SEES_TABLES,
             influence=design.influence,
         ),

@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import sfumato.simulation.simulate  # registers every kind
 from sfumato import spec
 from sfumato.device.offers import Offer
 from sfumato.device.outbox import SendingRule
-from sfumato.errors import SpecError
+from sfumato.errors import SpecError, StudyError
 from sfumato.flow.aggregation import Masked, Plain, Sparse
 from sfumato.flow.model_terms import LocalTraining, ModelTerms
 from sfumato.flow.secure_sum import SecureSum
@@ -654,3 +655,34 @@ def test_a_wrong_type_is_named_in_words_and_a_similar_value_suggested() -> None:
     with pytest.raises(SpecError, match="unknown key zebra") as neither:
         Study.from_mapping(keys | {"zebra": "red"})
     assert "the keys are question, trust" in str(neither.value.hint)
+
+
+def test_bounds_pass_what_is_within_and_what_is_not_set() -> None:
+    spec.require.at_least(1, rows=1, width=None)
+    spec.require.above(0, clip=1e-300, error=None)
+    spec.require.within(0, spec.LARGEST_INTEGER, seed=0, round=spec.LARGEST_INTEGER, other=None)
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        (lambda: spec.require.at_least(1, rows=1, width=0), "width must be at least 1; got 0"),
+        (lambda: spec.require.at_least(0, noise=math.nan), "noise must be at least 0; got nan"),
+        (lambda: spec.require.above(0, clip=0.0), "clip must be above 0; got 0.0"),
+        (lambda: spec.require.within(2, 62, bits=63), "bits must be 2 to 62; got 63"),
+        (lambda: spec.require.within(1, 1 << 31, width=0), r"width must be 1 to 2\*\*31; got 0"),
+        (
+            lambda: spec.require.within(0, spec.LARGEST_INTEGER, seed=-1),
+            r"seed must be 0 to 2\*\*53 - 1; got -1",
+        ),
+        (lambda: spec.require.within(0, 1, share=math.nan), "share must be 0 to 1; got nan"),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(check: Callable[[], None], sentence: str) -> None:
+    with pytest.raises(SpecError, match=f"^{sentence}$"):
+        check()
+
+
+def test_bounds_raise_the_error_that_they_are_given() -> None:
+    with pytest.raises(StudyError, match=r"training\.cohort must be at least 1; got 0"):
+        spec.require.at_least(1, StudyError, **{"training.cohort": 0})

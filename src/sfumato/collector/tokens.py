@@ -45,7 +45,7 @@ def create(
         name.isprintable() and name.strip() != "" and len(name) <= 100,
         "name must be 1 to 100 characters on one line; it says whose token it is",
     )
-    require(1 <= days <= LONGEST_DAYS, f"days must be 1 to {LONGEST_DAYS}; got {days}")
+    require.within(1, LONGEST_DAYS, days=days)
     require(
         not studies or role == "analyst",
         f"only an analyst's token can be for some studies; got the role {role}",
@@ -68,7 +68,7 @@ def rotate(
 ) -> tuple[TokenRow, str]:
     """Replace a token by a new one of the same name, role and studies; the old one is refused from
     now on, and its sessions end."""
-    require(1 <= days <= LONGEST_DAYS, f"days must be 1 to {LONGEST_DAYS}; got {days}")
+    require.within(1, LONGEST_DAYS, days=days)
     token = PREFIX + secrets.token_urlsafe(32)
     expires = int(now()) + days * _DAY_SECONDS
     with store.transaction() as tx:

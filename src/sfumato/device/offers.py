@@ -145,12 +145,8 @@ class Offer:
             "dictionary must name the list of categories, since this task takes categories; "
             "got None",
         )
-        require(
-            self.contributions >= 1, f"contributions must be at least 1; got {self.contributions}"
-        )
-        for name in ("closes", "min_version"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name} must be at least 0; got {value}")
+        require.at_least(1, contributions=self.contributions)
+        require.at_least(0, closes=self.closes, min_version=self.min_version)
         _ = self.rule  # checks the name and the limits
 
     def _check_values(self, task: Task) -> None:

@@ -73,29 +73,20 @@ class SendingRule:
     def check(self) -> None:
         _check_study(self.study)
         check_hex(self.task_id, 64, "task_id")
-        require(
-            self.epsilon is None or self.epsilon > 0,
-            f"epsilon must be above 0; got {self.epsilon}",
-        )
+        require.above(0, epsilon=self.epsilon)
         require(
             self.daily_reports >= 1,
             f"daily_reports must be at least 1; got {self.daily_reports}; "
             "to send nothing, do not ask for consent",
         )
-        require(
-            1 <= self.delay_seconds <= LONGEST_DELAY,
-            f"delay_seconds must be 1 to {LONGEST_DELAY}; got {self.delay_seconds}",
-        )
+        require.within(1, LONGEST_DELAY, delay_seconds=self.delay_seconds)
         limit = self.lifetime_epsilon
         require(
             limit is None or (self.epsilon is not None and limit >= self.epsilon),
             f"lifetime_epsilon must allow one record of epsilon {self.epsilon}; "
             f"got {limit}; use None for no limit",
         )
-        require(
-            self.lifetime_reports >= 1,
-            f"lifetime_reports must be at least 1; got {self.lifetime_reports}",
-        )
+        require.at_least(1, lifetime_reports=self.lifetime_reports)
 
 
 class Outcome(StrEnum):

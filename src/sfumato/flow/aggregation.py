@@ -47,9 +47,7 @@ class Plain:
     modulus_bits: int
 
     def check(self) -> None:
-        require(
-            2 <= self.modulus_bits <= 62, f"modulus_bits must be 2 to 62; got {self.modulus_bits}"
-        )
+        require.within(2, 62, modulus_bits=self.modulus_bits)
 
     @property
     def hides_summands(self) -> bool:
@@ -138,9 +136,7 @@ class Masked:
     prime: bool = False  # compute modulo 2**modulus_bits − 1, a prime, so that division works
 
     def check(self) -> None:
-        require(
-            2 <= self.modulus_bits <= 62, f"modulus_bits must be 2 to 62; got {self.modulus_bits}"
-        )
+        require.within(2, 62, modulus_bits=self.modulus_bits)
         require(
             0 <= self.corrupt < 1, f"corrupt must be at least 0 and below 1; got {self.corrupt}"
         )

@@ -27,6 +27,12 @@ class Campaign(ABC):
     def absorb(self, answer: Any) -> None:
         """Use the answer to the last task: a `NoisedSum`, or the `RecordBatch` of a local task."""
 
+    def expect(self, task_id: str) -> None:
+        """Refuse an answer to any other task than the last one."""
+        task = self.next_task()
+        if task is None or task_id != task.id:
+            raise SpecError("a campaign takes only the answer to its last task")
+
     def skip(self) -> None:
         """Continue without an answer to the last task, if the campaign allows that."""
         raise SpecError("this campaign needs the answers to all of its tasks")

@@ -40,10 +40,14 @@ class LocalTraining:
     most_examples: int | None = None
 
     def check(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate must be above 0; got {self.learning_rate}")
-        for name in ("batch", "epochs", "steps", "most_examples"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        require.above(0, learning_rate=self.learning_rate)
+        require.at_least(
+            1,
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+            most_examples=self.most_examples,
+        )
         require(
             self.steps is None or self.epochs == 1,
             "a client trains for epochs or for steps; set only one of them",
@@ -75,19 +79,13 @@ class ModelTerms:
     digest: str  # SHA-256 of the round's parameters, in hexadecimal
 
     def check(self) -> None:
-        require(
-            1 <= self.round <= self.rounds,
-            f"round must be 1 to {self.rounds}; got {self.round}",
-        )
+        require.within(1, self.rounds, round=self.round)
         require(
             1 <= self.parameters <= MOST_PARAMETERS,
             f"a model for devices must have 1 to {MOST_PARAMETERS:,} parameters; "
             f"got {self.parameters:,}",
         )
-        require(
-            self.largest_l1 is None or self.largest_l1 > 0,
-            f"largest_l1 must be above 0; got {self.largest_l1}",
-        )
+        require.above(0, largest_l1=self.largest_l1)
         require(
             len(self.digest) == 64 and set(self.digest) <= set("0123456789abcdef"),
             "digest must be 64 hexadecimal digits; got something else",

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from sfumato.errors import ImpossibleError, SpecError, StudyError
-from sfumato.flow.aggregation import Masked
+from sfumato.flow.aggregation import Aggregation, Masked, Plain, Sparse
 from sfumato.flow.report import report_bytes
-from sfumato.flow.task import Task, bits_for, largest_cell
+from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import Mechanism, NoiseInShares
 from sfumato.secagg.parameters import Mode
-from sfumato.sketch import Sketch
+from sfumato.sketch import ItemCounts, OneHot, Sketch
 from sfumato.spec import require, spec
 
 GRACE_BITS = 20  # fewer devices than the minimum stay with probability at most 2**-20
@@ -148,6 +149,40 @@ class SecureSum:
 
     def _corrupt(self, devices: int) -> int:
         return math.floor(self.corrupt * devices + 1e-9)
+
+
+def sum_task(
+    secure: SecureSum | None,
+    *,
+    sketch: Sketch,
+    mechanism: Mechanism,
+    campaign: str,
+    cohort: str,
+    devices: int,
+    most: int | None = None,
+    items_per_device: int = 1,
+    sparse: bool = False,
+) -> Task:
+    """A task for one cohort of about `devices` devices: masked by `secure`, or else for a collector
+    that may see each table or, if `sparse`, each list of entries.
+
+    The collector takes at most `most` tables, by default more than a random cohort has by chance.
+    """
+    parts: dict[str, Any] = {"sketch": sketch, "campaign": campaign, "cohort": cohort}
+    parts |= {"mechanism": mechanism, "items_per_device": items_per_device}
+    if secure is not None:
+        return secure.task(**parts, devices=devices)
+    most = most_devices(devices) if most is None else most
+    aggregation: Aggregation
+    if sparse:
+        assert isinstance(sketch, OneHot | ItemCounts)  # other sketches have no entries
+        aggregation = Sparse(entries=items_per_device, entry_bits=sketch.entry_bits)
+    elif sketch.word_bits is not None:  # these words wrap by design
+        aggregation = Plain(modulus_bits=sketch.word_bits)
+    else:
+        bits = bits_for(most * largest_cell(sketch, items_per_device))
+        aggregation = Plain(modulus_bits=bits)
+    return Task(**parts, aggregation=aggregation, max_count=most)
 
 
 def bytes_of(task: Task) -> tuple[int, int]:

@@ -380,9 +380,9 @@ class LocalTask(RecordTask):
     min_count: int = 1  # with fewer records, nothing is released
 
     def check(self) -> None:
-        for name in ("records_per_report", "min_count"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}", TaskError)
+        require.at_least(
+            1, TaskError, records_per_report=self.records_per_report, min_count=self.min_count
+        )
 
     @property
     def source(self) -> Randomizer:

@@ -161,7 +161,7 @@ class FragmentPuzzle:
 
     def check(self) -> None:
         check_alphabet(self.length, self.alphabet)
-        require(self.fragments >= 1, f"fragments must be at least 1; got {self.fragments}")
+        require.at_least(1, fragments=self.fragments)
         require(
             1 <= self.fragment_length <= self.length and self.length % self.fragment_length == 0,
             f"length must be a multiple of fragment_length; got {self.length} and "
@@ -319,7 +319,7 @@ class PrefixExtension:
         require(
             len(self.lengths) <= 256, f"there must be at most 256 lengths; got {len(self.lengths)}"
         )
-        require(self.width >= 1, f"width must be at least 1; got {self.width}")
+        require.at_least(1, width=self.width)
         check_alphabet(self.lengths[-1], self.alphabet)
 
     @property
@@ -448,11 +448,7 @@ class WordTask(RecordTask):
     records_per_report: int = 1  # always this many, however many words a device has
 
     def check(self) -> None:
-        require(
-            self.records_per_report >= 1,
-            f"records_per_report must be at least 1; got {self.records_per_report}",
-            TaskError,
-        )
+        require.at_least(1, TaskError, records_per_report=self.records_per_report)
 
     @property
     def source(self) -> Discoverer:

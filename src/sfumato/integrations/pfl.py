@@ -117,8 +117,8 @@ class Sketched(_TableSum):
     def __init__(self, *, rate: float, rows: int = 15, seed: int) -> None:
         super().__init__()
         require(math.isfinite(rate) and rate >= 1, f"rate must be at least 1; got {rate}")
-        require(rows >= 1, f"rows must be at least 1; got {rows}")
-        require(0 <= seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {seed}")
+        require.at_least(1, rows=rows)
+        require.within(0, LARGEST_INTEGER, seed=seed)
         self.rate, self.rows, self.seed = rate, rows, seed
 
     def sketch(self) -> DenseSketch:

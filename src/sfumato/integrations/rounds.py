@@ -166,7 +166,7 @@ class UpdateDesign:
             math.isfinite(self.rate) and self.rate >= 1,
             f"rate must be at least 1 and finite; got {self.rate}",
         )
-        require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
+        require.at_least(1, rows=self.rows)
         require(
             self.sampling in ("all", "fixed"),
             f'sampling must be "all" or "fixed"; got {self.sampling!r}',
@@ -179,7 +179,7 @@ class UpdateDesign:
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
 
     @property
     def relation(self) -> str:
@@ -336,10 +336,7 @@ class Spending:
 
     def __post_init__(self) -> None:
         require(0 < self.delta < 1, f"delta must be above 0, below 1; got {self.delta}")
-        require(
-            self.most_epsilon is None or self.most_epsilon > 0,
-            f"most_epsilon must be above 0; got {self.most_epsilon}",
-        )
+        require.above(0, most_epsilon=self.most_epsilon)
 
     def charge(self, *, campaign: str, cohort: str, task: str, loss: Charge) -> None:
         """Record a round's loss, or raise BudgetError and record nothing."""
@@ -389,8 +386,8 @@ def multiplier_for(
     >>> round(multiplier_for(8.0, delta=1e-5, rounds=20, secure=True), 2)
     2.86
     """
-    require(epsilon > 0, f"epsilon must be above 0; got {epsilon}")
-    require(rounds >= 1, f"rounds must be at least 1; got {rounds}")
+    require.above(0, epsilon=epsilon)
+    require.at_least(1, rounds=rounds)
 
     def cost(multiplier: float) -> float:
         one = AdditiveLoss(

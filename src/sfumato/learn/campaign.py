@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import MismatchError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import to_bytes
 from sfumato.flow.release import NoisedSum
-from sfumato.flow.task import Task, bits_for, largest_cell
+from sfumato.flow.secure_sum import sum_task
+from sfumato.flow.task import Task
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing
 from sfumato.learn.design import TrainingDesign, second_whole_numbers, whole_numbers
@@ -163,25 +163,14 @@ class TrainingCampaign(Campaign):
         if number >= design.rounds:
             return None
         sketch, mechanism = self._table()
-        campaign = f"{digest(design)[:NAME_DIGITS]} pass {number // design.rounds_per_pass}"
-        cohort = f"round {number}"
-        if design.secure is not None:
-            return design.secure.task(
-                sketch=sketch,
-                mechanism=mechanism,
-                campaign=campaign,
-                cohort=cohort,
-                devices=design.cohort,
-                items_per_device=1,
-            )
-        most = design.cohort if design.sampling == "passes" else design.clients
-        return Task(
+        return sum_task(
+            design.secure,
             sketch=sketch,
             mechanism=mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most * largest_cell(sketch, 1))),
-            campaign=campaign,
-            cohort=cohort,
-            max_count=most,
+            campaign=f"{digest(design)[:NAME_DIGITS]} pass {number // design.rounds_per_pass}",
+            cohort=f"round {number}",
+            devices=design.cohort,
+            most=design.cohort if design.sampling == "passes" else design.clients,
         )
 
     def _table(self) -> tuple[VectorSketch | RoundSketch, Mechanism]:

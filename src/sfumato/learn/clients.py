@@ -143,7 +143,7 @@ def updates(
     `cohort`; `Updates.members` says which clients a chunk has. The generator must be on the CPU and
     is used before this returns. Up to rounding, results do not depend on `chunk` or the device.
     """
-    require(chunk >= 1, f"chunk must be at least 1; got {chunk}")
+    require.at_least(1, chunk=chunk)
     engine = engine_of(model, flat.device) if own is None else None
     schedule = make_schedule(model, flat, clients, cohort, training, generator)
     fill = (

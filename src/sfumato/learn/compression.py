@@ -84,7 +84,7 @@ class FixedRate:
     rate: float
 
     def check(self) -> None:
-        require(self.rate >= 1, f"rate must be at least 1; got {self.rate}")
+        require.at_least(1, rate=self.rate)
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, math.floor(length / self.rate)))
@@ -106,10 +106,8 @@ class AdaptNorm:
     first: int | None = None  # cells; None for whole vectors
 
     def check(self) -> None:
-        require(self.error > 0, f"error must be above 0; got {self.error}")
-        require(
-            self.first is None or self.first >= 1, f"first must be at least 1; got {self.first}"
-        )
+        require.above(0, error=self.error)
+        require.at_least(1, first=self.first)
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=length if self.first is None else min(self.first, length))
@@ -141,8 +139,8 @@ class TwoStage:
     prior_norm: float | None = later(None)  # of the mean update, as a share of the clip
 
     def check(self) -> None:
-        require(self.error > 0, f"error must be above 0; got {self.error}")
-        require(self.warm_up >= 1, f"warm_up must be at least 1; got {self.warm_up}")
+        require.above(0, error=self.error)
+        require.at_least(1, warm_up=self.warm_up)
         require(
             self.prior_norm is None or 0 < self.prior_norm <= 1,
             f"prior_norm must be above 0 and at most 1; got {self.prior_norm}",
@@ -191,15 +189,9 @@ class AdaptTail:
     paper_target: int | None = None  # the cohort n in the paper's target; None for the right one
 
     def check(self) -> None:
-        require(self.error > 0, f"error must be above 0; got {self.error}")
+        require.above(0, error=self.error)
         require(0 < self.step < 1, f"step must be above 0, below 1; got {self.step}")
-        require(
-            self.first is None or self.first >= 1, f"first must be at least 1; got {self.first}"
-        )
-        require(
-            self.paper_target is None or self.paper_target >= 1,
-            f"paper_target must be at least 1; got {self.paper_target}",
-        )
+        require.at_least(1, first=self.first, paper_target=self.paper_target)
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, length // 10) if self.first is None else min(self.first, length))
@@ -237,8 +229,8 @@ class FreeNorm:
     memory: float = 0.9
 
     def check(self) -> None:
-        require(self.error > 0, f"error must be above 0; got {self.error}")
-        require(self.early >= 1, f"early must be at least 1; got {self.early}")
+        require.above(0, error=self.error)
+        require.at_least(1, early=self.early)
         require(0 <= self.memory < 1, f"memory must be at least 0, below 1; got {self.memory}")
 
     def start(self, length: int, largest: float) -> Sizing:

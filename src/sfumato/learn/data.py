@@ -343,7 +343,7 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
     `length`; the last is padded. Training uses the lines of split 0, testing those of split 1.
     The file is Parquet with `client`, `split` and `line`. There are `SYMBOLS` = 90 symbols.
     """
-    require(length >= 1, f"length must be at least 1; got {length}")
+    require.at_least(1, length=length)
     table = _parquet(path, ("client", "split"), "line")
     client, split = _numbers(table, "client"), _numbers(table, "split")
     codes = np.full(0x110000, UNKNOWN, dtype=np.int64)
@@ -388,8 +388,7 @@ def commits(
     The file is Parquet with `user`, `split` (1 = test) and `text`, words separated by single
     spaces.
     """
-    for name, value in (("vocabulary", vocabulary), ("length", length), ("most", most)):
-        require(value >= 1, f"{name} must be at least 1; got {value}")
+    require.at_least(1, vocabulary=vocabulary, length=length, most=most)
     table = _parquet(path, ("user", "split"), "text")
     import pyarrow.compute as pc
 

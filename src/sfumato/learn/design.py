@@ -56,11 +56,11 @@ class ServerOptimizer:
     floor: float = 1e-3  # adam
 
     def check(self) -> None:
-        require(self.learning_rate > 0, f"learning_rate must be above 0; got {self.learning_rate}")
+        require.above(0, learning_rate=self.learning_rate)
         for name in ("momentum", "second"):
             value = getattr(self, name)
             require(0 <= value < 1, f"{name} must be at least 0, below 1; got {value}")
-        require(self.floor > 0, f"floor must be above 0; got {self.floor}")
+        require.above(0, floor=self.floor)
 
     def step(self, flat: Tensor, update: Tensor, memory: dict[str, Tensor]) -> None:
         """Move the parameters in place by an update, which is new minus old."""
@@ -94,8 +94,7 @@ class AdaptiveClip:
 
     def check(self) -> None:
         require(0 < self.quantile < 1, f"quantile must be above 0, below 1; got {self.quantile}")
-        require(self.rate > 0, f"rate must be above 0; got {self.rate}")
-        require(self.noise is None or self.noise > 0, f"noise must be above 0; got {self.noise}")
+        require.above(0, rate=self.rate, noise=self.noise)
 
     def deviation(self, cohort: int) -> float:
         return cohort / 20 if self.noise is None else self.noise
@@ -169,17 +168,11 @@ class TrainingDesign(QuestionDefaults):
             self.cohort <= self.clients,
             f"a cohort must not exceed the {self.clients} clients; got {self.cohort}",
         )
-        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
-        require(
-            self.noise_multiplier >= 0,
-            f"noise_multiplier must be at least 0; got {self.noise_multiplier}",
-        )
+        require.above(0, clip=self.clip)
+        require.at_least(0, noise_multiplier=self.noise_multiplier)
         require(0 <= self.dropout < 1, f"dropout must be at least 0, below 1; got {self.dropout}")
         require(0 <= self.seed < LARGEST_INTEGER, f"seed must be 0 to 2**53 - 2; got {self.seed}")
-        require(
-            self.largest_l1 is None or self.largest_l1 > 0,
-            f"largest_l1 must be above 0; got {self.largest_l1}",
-        )
+        require.above(0, largest_l1=self.largest_l1)
         kind = type(self.compression).__name__
         require(
             self.noise_multiplier > 0 or kind in ("NoCompression", "FixedRate"),

@@ -170,7 +170,7 @@ def convergence_bound(
     >>> round(convergence_bound(100, length=50, error=0.2, gradient=1.0, diameter=2.0, step=1.0), 3)
     0.501
     """
-    require(rounds >= 1, f"rounds must be at least 1; got {rounds}")
+    require.at_least(1, rounds=rounds)
     noise = (length * error**2 + 1) * gradient**2
     spread = step * math.sqrt((rounds + 1) / rounds) * noise
     return (diameter**2 / (2 * step) + spread) / math.sqrt(rounds)
@@ -205,7 +205,7 @@ def padding_floor(sketch: DenseSketch, padding: int) -> float:
         sketch.placing == "rotation" and sketch.rows == 1,
         "the covariance of padding is computed for blocks of one row, placed by rotation",
     )
-    require(0 <= padding <= sketch.length, f"padding must be 0 to {sketch.length}; got {padding}")
+    require.within(0, sketch.length, padding=padding)
     start, width, total = sketch.length - padding, sketch.width, sketch.cells
     cells, signs = [], []
     ones = np.ones(sketch.length, dtype=np.float32)
@@ -261,9 +261,9 @@ class DiffSketch:
     seed: int
 
     def check(self) -> None:
-        require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
-        require(self.width >= 2, f"width must be at least 2; got {self.width}")
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require.at_least(1, rows=self.rows)
+        require.at_least(2, width=self.width)
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
         private, paper = self.mode == "gaussian", self.mode == "paper"
         require(
             not paper or self.i_know_this_is_not_private,
@@ -384,11 +384,8 @@ class NoisyVector:
     noise: Literal["device", "sum"] = "sum"
 
     def check(self) -> None:
-        require(
-            self.noise_multiplier >= 0,
-            f"noise_multiplier must be at least 0; got {self.noise_multiplier}",
-        )
-        require(self.clip is None or self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require.at_least(0, noise_multiplier=self.noise_multiplier)
+        require.above(0, clip=self.clip)
         require(
             self.noise_multiplier == 0 or self.clip is not None,
             "noise needs a clip: its deviation is a multiple of it",
@@ -449,12 +446,11 @@ class BinomialVector:
     seed: int
 
     def check(self) -> None:
-        for name in ("clip", "largest"):
-            require(getattr(self, name) > 0, f"{name} must be above 0; got {getattr(self, name)}")
-        require(self.levels >= 2, f"levels must be at least 2; got {self.levels}")
-        require(self.coins >= 0, f"coins must be at least 0; got {self.coins}")
+        require.above(0, clip=self.clip, largest=self.largest)
+        require.at_least(2, levels=self.levels)
+        require.at_least(0, coins=self.coins)
         require(0 < self.delta < 1, f"delta must be above 0, below 1; got {self.delta}")
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
 
     def __repr__(self) -> str:
         return f"BinomialVector({self.label})"
@@ -628,7 +624,7 @@ class DiffSketchDesign(QuestionDefaults):
             not (self.by_examples and self.exchange.correction),
             "error correction needs every client in every round; leave out by_examples",
         )
-        require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
+        require.at_least(1, rounds=self.rounds)
         require(
             1 <= self.cohort <= self.clients,
             f"a cohort must be 1 to the {self.clients} clients; got {self.cohort}",
@@ -638,7 +634,7 @@ class DiffSketchDesign(QuestionDefaults):
             "error correction needs every client in every round: a worker that is left out has an "
             f"old model; got {self.cohort} of {self.clients}",
         )
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
 
     def __repr__(self) -> str:
         return (

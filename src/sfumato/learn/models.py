@@ -136,8 +136,8 @@ def make(
     inputs = _INPUTS[name] if inputs is None else inputs
     classes = _CLASSES[name] if classes is None else classes
     hidden = _HIDDEN[name] if hidden is None else hidden
-    require(inputs >= 1, f"inputs must be at least 1; got {inputs}")
-    require(classes >= 2, f"classes must be at least 2; got {classes}")
+    require.at_least(1, inputs=inputs)
+    require.at_least(2, classes=classes)
     require(
         hidden == 0 if name == "softmax" else hidden >= 1,
         f"hidden must be at least 1, and a softmax model has none; got {hidden}",

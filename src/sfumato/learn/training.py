@@ -139,7 +139,7 @@ class Training:
         after every round and before its figures are yielded. Metrics are appended, one line of JSON
         per round.
         """
-        require(evaluate_every >= 1, f"evaluate_every must be at least 1; got {evaluate_every}")
+        require.at_least(1, evaluate_every=evaluate_every)
         last = self.design.rounds if until is None else min(self.design.rounds, until)
         while (done := self.campaign.done + 1) <= last:
             figures = self.round()

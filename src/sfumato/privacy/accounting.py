@@ -60,9 +60,9 @@ class AdditiveLoss:
         return self.l1 / self.scale if NOISES[self.noise].is_pure else math.inf
 
     def check(self) -> None:
-        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
+        require.above(0, scale=self.scale)
         require(0 < self.l2 <= self.l1, f"norms must be 0 < l2 <= l1; got {self.l2} and {self.l1}")
-        require(self.unit_cells >= 0, f"unit_cells must be at least 0; got {self.unit_cells}")
+        require.at_least(0, unit_cells=self.unit_cells)
         exact = (float(self.unit_cells), math.sqrt(self.unit_cells))
         require(
             self.unit_cells == 0
@@ -79,7 +79,7 @@ class ApproximateLoss:
     delta: float
 
     def check(self) -> None:
-        require(self.epsilon > 0, f"epsilon must be above 0; got {self.epsilon}")
+        require.above(0, epsilon=self.epsilon)
         require(0 <= self.delta < 1, f"delta must be at least 0, below 1; got {self.delta}")
 
 
@@ -103,7 +103,7 @@ class SampledLoss:
             0 < self.probability <= 1,
             f"probability must be above 0, at most 1; got {self.probability}",
         )
-        require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        require.at_least(1, times=self.times)
         names = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
         require(
             NOISES[self.loss.noise].in_samples,
@@ -132,7 +132,7 @@ class PlannedLoss:
     times: int = 1  # how often each of them occurs
 
     def check(self) -> None:
-        require(self.times >= 1, f"times must be at least 1; got {self.times}")
+        require.at_least(1, times=self.times)
         require(self.loss in self.losses, "a plan covers its own losses only; got another one")
 
     @property

@@ -76,7 +76,7 @@ class ListedAbove(AtRelease):
 
     def check(self) -> None:
         require(0 < self.rate <= 1, f"rate must be above 0, at most 1; got {self.rate}")
-        require(self.threshold >= 1, f"threshold must be at least 1; got {self.threshold}")
+        require.at_least(1, threshold=self.threshold)
         require(
             (self.scale > 0) == (self.noise != "none"),
             f"scale must be above 0 with noise and 0 without; got {self.noise}, {self.scale}",

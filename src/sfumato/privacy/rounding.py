@@ -40,9 +40,8 @@ class Rounding:
     risk: float = 2**-10
 
     def check(self) -> None:
-        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
-        require(self.scale > 0, f"scale must be above 0; got {self.scale}")
-        require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
+        require.above(0, clip=self.clip, scale=self.scale)
+        require.at_least(1, cells=self.cells)
         require(0 < self.risk < 1, f"risk must be above 0 and below 1; got {self.risk}")
         require(
             self.clip * self.scale <= LARGEST,

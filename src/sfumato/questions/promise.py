@@ -10,10 +10,10 @@ from sfumato.flow.release import Influence, Privacy
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task
 from sfumato.privacy.shuffling import shuffled_epsilon
+from sfumato.study import Study
 
 ZERO_OUT = "zero-out: one device's {} zero; the number of devices is public"
 ZERO_ITEMS = "zero-out: one device's items become none; the number of devices is public"
-NO_PROMISE = "no differential privacy: exact sums are released"
 DROPOUTS = "devices that drop out do not weaken the guarantee, and their number is public"
 TIME = "the running time, which is part of the cost"
 SEEDED_NOISE = "the noise of this run comes from a seed; anyone who knows the seed can remove it"
@@ -51,9 +51,35 @@ def over_all_devices(privacy: Privacy, scale: float) -> Privacy:
     )
 
 
-def device_guarantee(epsilon: float, delta: float) -> str:
-    """The guarantee of (epsilon, delta)-differential privacy for each device."""
-    return f"({epsilon:g}, {delta:g})-differential privacy for each device"
+def device_promise(
+    study: Study,
+    *,
+    exact: str = "sums",
+    neighbours: str,
+    mechanism: str,
+    sees: str,
+    assumptions: tuple[str, ...] = (),
+    influence: Influence,
+) -> Privacy:
+    """The statement of a study with a guarantee for each device; without an epsilon, exact numbers
+    are released, and there is none."""
+    epsilon, delta = study.epsilon, 0.0
+    guarantee = f"no differential privacy: exact {exact} are released"
+    if epsilon is not None:
+        delta = study.delta
+        guarantee = f"({epsilon:g}, {delta:g})-differential privacy for each device"
+    return Privacy(
+        epsilon=epsilon,
+        delta=delta,
+        guarantee=guarantee,
+        unit="device",
+        neighbours=neighbours,
+        mechanism=mechanism,
+        trust=study.trust,
+        sees=sees,
+        assumptions=assumptions,
+        influence=influence,
+    )
 
 
 def sum_visibility(task: Task) -> str:

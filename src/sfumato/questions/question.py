@@ -248,6 +248,13 @@ class QuestionDefaults:
         return 1
 
     @property
+    def least_noise(self) -> float | None:
+        """For designs whose tasks are known beforehand."""
+        design: Any = self
+        multipliers = (task.noise_multiplier for task in design.tasks())
+        return min((noise for noise in multipliers if noise is not None), default=None)
+
+    @property
     def has_secret(self) -> bool:
         return False
 

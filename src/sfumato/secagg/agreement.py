@@ -305,7 +305,7 @@ def permutation(seed: bytes, cohort: int) -> tuple[int, ...]:
     >>> permutation(b"a public seed", 5)
     (3, 2, 4, 1, 0)
     """
-    require(1 <= cohort <= LARGEST_COHORT, f"cohort must be 1 to {LARGEST_COHORT}; got {cohort}")
+    require.within(1, LARGEST_COHORT, cohort=cohort)
     return shuffle(stream_words(seed, cohort), cohort)
 
 

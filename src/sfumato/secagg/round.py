@@ -39,10 +39,8 @@ class MaskedRound:
     prime: bool = False  # add modulo 2**modulus_bits − 1, a prime, in place of 2**modulus_bits
 
     def check(self) -> None:
-        require(self.cells >= 1, f"cells must be at least 1; got {self.cells}")
-        require(
-            2 <= self.modulus_bits <= 64, f"modulus_bits must be 2 to 64; got {self.modulus_bits}"
-        )
+        require.at_least(1, cells=self.cells)
+        require.within(2, 64, modulus_bits=self.modulus_bits)
         require(
             not self.prime or self.modulus_bits in PRIMES,
             f"2**modulus_bits − 1 must be a prime, of {PRIMES} bits; got {self.modulus_bits}",
@@ -60,9 +58,7 @@ class MaskedRound:
             f"{self.quorum} devices must sign the survivors of a semi_malicious round and must "
             f"therefore stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
         )
-        require(
-            self.security_bits >= 40, f"security_bits must be at least 40; got {self.security_bits}"
-        )
+        require.at_least(40, security_bits=self.security_bits)
 
     @property
     def salt(self) -> bytes:

@@ -137,7 +137,7 @@ def are_shares(data: bytes) -> bool:
 
 
 def _check(points: Sequence[int], threshold: int) -> None:
-    require(threshold >= 2, f"threshold must be at least 2; got {threshold}")
+    require.at_least(2, threshold=threshold)
     require(
         len(points) <= MOST_SHARES,
         f"a secret has at most {MOST_SHARES} shares; got {len(points)} points",

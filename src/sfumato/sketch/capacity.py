@@ -49,9 +49,8 @@ def failure_bound(keys: int, rows: int, width: int) -> float:
     >>> round(failure_bound(150, 3, 100), 4)  # of 100,000 simulated tables 1.1% failed
     0.0118
     """
-    require(keys >= 0, f"keys must be at least 0; got {keys}")
-    require(rows >= 1, f"rows must be at least 1; got {rows}")
-    require(width >= 1, f"width must be at least 1; got {width}")
+    require.at_least(0, keys=keys)
+    require.at_least(1, rows=rows, width=width)
     if keys < 2:
         return 0.0
     from scipy import special  # slow to import, and only sizing needs it
@@ -135,8 +134,8 @@ def least_width(keys: int, rows: int, failure: float) -> int:
     >>> least_width(150, 3, 0.01)
     106
     """
-    require(keys >= 0, f"keys must be at least 0; got {keys}")
-    require(rows >= 1, f"rows must be at least 1; got {rows}")
+    require.at_least(0, keys=keys)
+    require.at_least(1, rows=rows)
     require(0 < failure < 1, f"failure must be above 0 and below 1; got {failure}")
     if keys < 2:
         return 1
@@ -162,7 +161,7 @@ def sized(keys: int, failure: float, *, most_rows: int = 6) -> tuple[int, int]:
     >>> sized(1000, 0.01), sized(1000, 1e-6)
     ((3, 516), (5, 362))
     """
-    require(most_rows >= 3, f"most_rows must be at least 3; got {most_rows}")
+    require.at_least(3, most_rows=most_rows)
     best = (3, least_width(keys, 3, failure))
     for rows in range(4, most_rows + 1):
         fewer = (best[0] * best[1] - 1) // rows  # the widest that would save a cell
@@ -179,7 +178,7 @@ def threshold_load(rows: int) -> float:
     >>> [round(threshold_load(rows), 6) for rows in (3, 4, 5)]
     [0.818469, 0.77228, 0.70178]
     """
-    require(rows >= 3, f"rows must be at least 3; got {rows}")
+    require.at_least(3, rows=rows)
     return _load(_threshold_rate(rows), rows)
 
 
@@ -193,7 +192,7 @@ def typical_cells(keys: int, rows: int = 3) -> int:
     >>> typical_cells(150), typical_cells(1000), typical_cells(1000, rows=4)
     (225, 1302, 1380)
     """
-    require(keys >= 1, f"keys must be at least 1; got {keys}")
+    require.at_least(1, keys=keys)
     widths = range(2 * keys + 1)  # the last is enough: 2·rows cells per key
     return rows * bisect_left(widths, keys, key=lambda width: typical_keys(rows * width, rows))
 
@@ -204,7 +203,7 @@ def typical_keys(cells: int, rows: int = 3) -> int:
     >>> typical_keys(225), typical_keys(1302)
     (150, 1001)
     """
-    require(cells >= 0, f"cells must be at least 0; got {cells}")
+    require.at_least(0, cells=cells)
     crowding = threshold_load(3) / threshold_load(rows)
     whole = cells - cells % rows
     for_ten = next(for_ten for up_to, for_ten in TYPICAL if whole <= up_to)
@@ -232,8 +231,8 @@ def keys_of_core(left: int, cells: int, *, peeled: int = 0) -> float:
     (845.746, 704.0)
     """
     require(0 <= left <= cells, f"left must be 0 to cells; got {left} of {cells} cells")
-    require(cells >= 1, f"cells must be at least 1; got {cells}")
-    require(peeled >= 0, f"peeled must be at least 0; got {peeled}")
+    require.at_least(1, cells=cells)
+    require.at_least(0, peeled=peeled)
     if left == cells:
         return max(SATURATED * cells, keys_of_core(cells - 1, cells))
     if left < _core_share(_threshold_rate(3)) * cells:
@@ -251,7 +250,7 @@ def core_of_keys(keys: float, cells: int) -> float:
     >>> round(core_of_keys(1000, 1000), 6), core_of_keys(800, 1000)
     (0.72274, 0.0)
     """
-    require(cells >= 1, f"cells must be at least 1; got {cells}")
+    require.at_least(1, cells=cells)
     load = keys / cells
     if load < threshold_load(3):
         return 0.0

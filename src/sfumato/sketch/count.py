@@ -51,9 +51,9 @@ class CountSketch:
     sign_round: int = 0
 
     def check(self) -> None:
-        require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
-        require(2 <= self.width <= WIDEST, f"width must be 2 to 2**31; got {self.width}")
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+        require.at_least(1, rows=self.rows)
+        require.within(2, WIDEST, width=self.width)
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
         for name in ("bucket_round", "sign_round"):
             require(getattr(self, name) >= 0, f"{name} must be at least 0")
 

@@ -94,17 +94,15 @@ class DenseSketch:
     round: int = 0
 
     def check(self) -> None:
-        for name in ("length", "width"):
-            size = getattr(self, name)
-            require(1 <= size <= LONGEST, f"{name} must be 1 to 2**31; got {size}")
+        require.within(1, LONGEST, length=self.length, width=self.width)
         for name in ("rows", "blocks"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(
             self.rows * self.blocks <= MOST_ROWS,
             f"rows × blocks must be at most 2**20; got {self.rows} × {self.blocks}",
         )
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
-        require(self.round >= 0, f"round must be at least 0; got {self.round}")
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
+        require.at_least(0, round=self.round)
 
     @classmethod
     def within(cls, cells: int, *, length: int, rows: int, seed: int, round: int) -> DenseSketch:
@@ -194,7 +192,7 @@ def top(vector: F32, k: int) -> F32:
     """
     if vector.ndim != 1:
         raise SpecError(f"a vector must have one dimension; got {vector.ndim}")
-    require(k >= 0, f"k must be at least 0; got {k}")
+    require.at_least(0, k=k)
     if k >= vector.size:
         return vector.copy()
     result = np.zeros_like(vector)

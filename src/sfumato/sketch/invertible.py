@@ -95,17 +95,17 @@ class InvertibleSketch:
     copies: bool = later(False)  # whether a device may insert a key several times
 
     def check(self) -> None:
-        require(2 <= self.rows <= 8, f"rows must be 2 to 8; got {self.rows}")
-        require(1 <= self.width <= 1 << 31, f"width must be 1 to 2**31; got {self.width}")
-        require(1 <= self.count_bits <= 40, f"count_bits must be 1 to 40; got {self.count_bits}")
-        require(0 <= self.value_bits <= 50, f"value_bits must be 0 to 50; got {self.value_bits}")
+        require.within(2, 8, rows=self.rows)
+        require.within(1, 1 << 31, width=self.width)
+        require.within(1, 40, count_bits=self.count_bits)
+        require.within(0, 50, value_bits=self.value_bits)
         require(
             max(2, self.count_bits - 1) <= self.check_bits <= 44,
             f"check_bits must be {max(2, self.count_bits - 1)} to 44, so that a key can be read "
             f"however often it is inserted; got {self.check_bits}",
         )
-        require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
-        require(self.round >= 0, f"round must be at least 0; got {self.round}")
+        require.within(0, LARGEST_INTEGER, seed=self.seed)
+        require.at_least(0, round=self.round)
         require(
             self.value_bits + self.count_bits + self.check_bits < MOST_WORD_BITS,
             "value_bits, count_bits and check_bits must leave space for a key in "

@@ -62,9 +62,7 @@ class TextKeys:
     length: int
 
     def check(self) -> None:
-        require(
-            1 <= self.length <= MOST_BYTES, f"length must be 1 to {MOST_BYTES}; got {self.length}"
-        )
+        require.within(1, MOST_BYTES, length=self.length)
 
     @property
     def bits(self) -> int:
@@ -174,7 +172,7 @@ class IntegerKeys:
     bits: int
 
     def check(self) -> None:
-        require(1 <= self.bits <= 63, f"bits must be 1 to 63; got {self.bits}")
+        require.within(1, 63, bits=self.bits)
 
     def numbers(self, items: Column) -> tuple[U64, Bool]:
         column = np.asarray(items)

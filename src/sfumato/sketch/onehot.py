@@ -35,7 +35,7 @@ class OneHot:
     categories: int
 
     def check(self) -> None:
-        require(self.categories >= 1, f"categories must be at least 1; got {self.categories}")
+        require.at_least(1, categories=self.categories)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class SampledTables:
     count_bits: int = 0  # of a cell of `counts`, with its sign
 
     def check(self) -> None:
-        require(self.repetitions >= 1, f"repetitions must be at least 1; got {self.repetitions}")
+        require.at_least(1, repetitions=self.repetitions)
         require(
             self.threshold >= 1 and self.threshold * UNITS % 1 == 0,
             f"threshold must be at least 1 and a multiple of 0.5; got {self.threshold}",

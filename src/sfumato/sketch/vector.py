@@ -53,8 +53,8 @@ class VectorSketch:
     dense: DenseSketch | None = None
 
     def check(self) -> None:
-        require(self.length >= 1, f"length must be at least 1; got {self.length}")
-        require(self.clip > 0, f"clip must be above 0; got {self.clip}")
+        require.at_least(1, length=self.length)
+        require.above(0, clip=self.clip)
         if self.dense is None:
             require(
                 self.bound == self.clip,
@@ -244,9 +244,7 @@ class NormBins:
     per_octave: int  # bins in which norms double
 
     def check(self) -> None:
-        for name in ("length", "per_octave"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(1, length=self.length, per_octave=self.per_octave)
 
     @property
     def count(self) -> int:

@@ -114,7 +114,7 @@ class Prefix:
 
     def check(self) -> None:
         check_alphabet(self.length, self.alphabet)
-        require(1 <= self.size <= self.length, f"size must be 1 to {self.length}; got {self.size}")
+        require.within(1, self.length, size=self.size)
 
     @property
     def radix(self) -> int:

@@ -126,13 +126,13 @@ def check_epsilon(epsilon: float) -> None:
 
 def check_sizes(self: Any) -> None:
     check_epsilon(self.epsilon)
-    require(self.rows >= 1, f"rows must be at least 1; got {self.rows}")
-    require(self.width >= 2, f"width must be at least 2; got {self.width}")
+    require.at_least(1, rows=self.rows)
+    require.at_least(2, width=self.width)
     require(
         self.rows * self.width <= MOST_CELLS,
         f"rows × width must be at most 2**31; got {self.rows} × {self.width}",
     )
-    require(0 <= self.seed <= LARGEST_INTEGER, f"seed must be 0 to 2**53 - 1; got {self.seed}")
+    require.within(0, LARGEST_INTEGER, seed=self.seed)
     require(0 <= self.epoch <= LARGEST_INTEGER, f"epoch must be at least 0; got {self.epoch}")
 
 

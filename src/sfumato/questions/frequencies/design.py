@@ -16,11 +16,10 @@ import pyarrow as pa
 
 from sfumato import hashing
 from sfumato.errors import ImpossibleError, SpecError
-from sfumato.flow.aggregation import Aggregation, Plain, Sparse
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of, traffic
-from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task, traffic
+from sfumato.flow.task import Task
 from sfumato.privacy import Mechanism
 from sfumato.privacy.debias import LEVEL
 from sfumato.privacy.intervals import (
@@ -84,8 +83,7 @@ class FrequencyDesign(QuestionDefaults):
             not self.sparse or (self.mode == "one_hot" and self.secure is None),
             "sparse reports are for one_hot tables that the collector may see",
         )
-        require(self.rounds >= 1, f"rounds must be at least 1; got {self.rounds}")
-        require(self.items >= 1, f"items must be at least 1; got {self.items}")
+        require.at_least(1, rounds=self.rounds, items=self.items)
         require(
             self.pilot_devices == 0 or self.target_error is not None,
             "a pilot sizes the sketch for a target_error; set target_error",
@@ -119,27 +117,15 @@ class FrequencyDesign(QuestionDefaults):
 
     def task(self, sketch: Sketch, cohort: str, devices: int) -> Task:
         """A task for one cohort, with room for more devices than expected by chance."""
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch,
-                mechanism=self.mechanism,
-                campaign=digest(self),
-                cohort=cohort,
-                devices=devices,
-                items_per_device=self.items_per_device,
-            )
-        most = most_devices(devices)
-        aggregation: Aggregation = Plain(modulus_bits=bits_for(most * self.items_per_device))
-        if self.sparse and isinstance(sketch, OneHot):
-            aggregation = Sparse(entries=self.items_per_device, entry_bits=sketch.entry_bits)
-        return Task(
+        return sum_task(
+            self.secure,
             sketch=sketch,
             mechanism=self.mechanism,
-            aggregation=aggregation,
             campaign=digest(self),
             cohort=cohort,
+            devices=devices,
             items_per_device=self.items_per_device,
-            max_count=most,
+            sparse=self.sparse and isinstance(sketch, OneHot),  # a pilot has a sketch
         )
 
     @property
@@ -326,8 +312,7 @@ class FrequencyCampaign(Campaign):
         return self._waiting[0] if self._waiting else None
 
     def absorb(self, answer: NoisedSum) -> None:
-        if not self._waiting or answer.task.id != self._waiting[0].id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._waiting.pop(0)
         if answer.task.cohort != PILOT_COHORT:
             self._answers.append(answer)

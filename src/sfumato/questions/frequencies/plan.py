@@ -45,7 +45,6 @@ from sfumato.questions.frequencies.design import (
 )
 from sfumato.questions.promise import (
     DROPOUTS,
-    NO_PROMISE,
     SEES_ALL,
     SEES_ALL_ITEMS,
     SEES_ITEMS,
@@ -53,7 +52,7 @@ from sfumato.questions.promise import (
     ZERO_ITEMS,
     ZERO_OUT,
     collusion_assumptions,
-    device_guarantee,
+    device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
@@ -156,7 +155,7 @@ def _server_cost(design: FrequencyDesign, width: int) -> dict[str, float | int]:
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     task = design.tasks()[0]
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
+    mechanism, assumptions = "none", collusion_assumptions(design.secure)
     sees = SEES_ALL if study.epsilon is None else SEES_TABLES
     if design.sparse:
         sees = SEES_ALL_ITEMS if study.epsilon is None else SEES_ITEMS
@@ -165,7 +164,6 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
         kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
         spent = epsilon_of([task.loss], study.delta)
-        guarantee = device_guarantee(study.epsilon, study.delta)
         mechanism = (
             f"{kind} noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
             f"{spent:.4f}"
@@ -176,14 +174,10 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
             else "a device answers once, and the table of all devices gets noise once",
             DROPOUTS,
         )
-    return Privacy(
-        epsilon=study.epsilon,
-        delta=study.delta if study.epsilon is not None else 0.0,
-        guarantee=guarantee,
-        unit="device",
+    return device_promise(
+        study,
         neighbours=ZERO_ITEMS if design.sparse else ZERO_OUT.format("table becomes"),
         mechanism=mechanism,
-        trust=study.trust,
         sees=sees if design.secure is None else sum_visibility(task),
         assumptions=assumptions,
         influence=design.influence,

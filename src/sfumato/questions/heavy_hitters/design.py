@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of
+from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
 from sfumato.flow.task import Task, most_devices
 from sfumato.privacy import ListedAbove, PlannedLoss, Rng
 from sfumato.privacy.intervals import NoiseLaw, of_sums
@@ -73,15 +71,24 @@ _LEAST_SINGLES = 0.3
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-class ListDefaults(QuestionDefaults, ABC):
+class ListDefaults(QuestionDefaults):
     """Common to lists and histograms: items with a key, each counted once per device, or as often
     as a device has it."""
 
     __slots__ = ()
 
-    @abstractmethod
     def search(self) -> Any:
         """The design that finds the names: it has `keys`, `rounds` and `items_per_device`."""
+        return self
+
+    @property
+    def devices_per_round(self) -> int:
+        """The number of devices in one round's cohort."""
+        names = self.search()
+        return -(-int(names.devices) // int(names.rounds))
+
+    def cohort_size(self, task: Task) -> float:
+        return self.devices_per_round
 
     def fitting(self) -> str:
         """The items that can be listed, in words."""
@@ -198,10 +205,10 @@ class HeavyHitterDesign(ListDefaults):
     secure: SecureSum | None = later(None)  # for masked sums
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
-        require(self.target > 0, f"target must be above 0; got {self.target}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
+        require.above(0, target=self.target)
         promises = self.mechanism.epsilon is not None
         require(
             not (promises and self.partial),
@@ -244,9 +251,6 @@ class HeavyHitterDesign(ListDefaults):
             f"listing a table must fail with probability at most {allowed:.3g}; it is {chance:.3g}",
         )
 
-    def search(self) -> HeavyHitterDesign:
-        return self
-
     @property
     def names(self) -> HeavyHitterDesign:
         return self
@@ -255,18 +259,6 @@ class HeavyHitterDesign(ListDefaults):
     def counts(self) -> None:
         """None: a list has only the counts of its sample."""
         return None
-
-    @property
-    def least_noise(self) -> None:
-        return None
-
-    @property
-    def devices_per_round(self) -> int:
-        """The number of devices in one round's cohort."""
-        return -(-self.devices // self.rounds)
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices_per_round
 
     def with_seed(self, rng: Rng) -> Seeded:
         seed = public_seed(rng)
@@ -319,24 +311,14 @@ class HeavyHitterDesign(ListDefaults):
         )
 
     def task(self, round: int, rate: float) -> Task:
-        sketch, mechanism = self.sketch(round, rate), replace(self.mechanism, rate=rate)
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch,
-                mechanism=mechanism,
-                campaign=digest(self),
-                cohort=f"round {round}",
-                devices=self.devices_per_round,
-                items_per_device=self.items_per_device,
-            )
-        return Task(
-            sketch=sketch,
-            mechanism=mechanism,
-            aggregation=Plain(modulus_bits=sketch.word_bits),
+        return sum_task(
+            self.secure,
+            sketch=self.sketch(round, rate),
+            mechanism=replace(self.mechanism, rate=rate),
             campaign=digest(self),
             cohort=f"round {round}",
+            devices=self.devices_per_round,
             items_per_device=self.items_per_device,
-            max_count=most_devices(self.devices_per_round),
         )
 
     def tasks(self) -> list[Task]:
@@ -583,9 +565,7 @@ class HeavyHitterCampaign(Campaign):
         return self.design.task(len(self.rounds), self.rate)
 
     def absorb(self, answer: NoisedSum) -> None:
-        task = self.next_task()
-        if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         sketch = answer.task.sketch
         assert isinstance(sketch, InvertibleSketch)  # `task` has no other
         self._absorbed = digest_of(answer, self._absorbed)  # before any noise is drawn

@@ -44,8 +44,9 @@ from sfumato.questions.heavy_hitters.design import (
 )
 from sfumato.questions.promise import (
     DROPOUTS,
+    ZERO_ITEMS,
     collusion_assumptions,
-    device_guarantee,
+    device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
@@ -230,10 +231,9 @@ def promise(study: Study, design: ListDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     names = design.names
     mechanism = names.mechanism
-    guarantee, description = "no differential privacy: exact names and counts are released", "none"
+    description = "none"
     assumptions = collusion_assumptions(names.secure)
     if study.epsilon is not None:
-        guarantee = device_guarantee(study.epsilon, study.delta)
         description = (
             f"items are sampled with probability {mechanism.rate:.4g}; "
             if mechanism.rate < 1
@@ -263,14 +263,11 @@ def promise(study: Study, design: ListDesign) -> Privacy:
     sees += "; it is trusted to list their sum"
     sees += ", to add the noise to the counts" if adds_noise else ""
     sees += " and to release only names above the threshold"
-    return Privacy(
-        epsilon=study.epsilon,
-        delta=study.delta if study.epsilon is not None else 0.0,
-        guarantee=guarantee,
-        unit="device",
-        neighbours="zero-out: one device's items become none; the number of devices is public",
+    return device_promise(
+        study,
+        exact="names and counts",
+        neighbours=ZERO_ITEMS,
         mechanism=description,
-        trust=study.trust,
         sees=sees,
         assumptions=assumptions,
         influence=design.influence,

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Sparse
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
-from sfumato.flow.task import Task, most_devices
+from sfumato.flow.secure_sum import sum_task
+from sfumato.flow.task import Task
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.samplers import SecretRng
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
@@ -49,9 +49,9 @@ class ItemListDesign(ListDefaults):
     promise: str = later("")  # what then holds of the list, in words
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
         require(
             self.mechanism.rate == 1,
             f"rate must be 1: devices send all of their items; got {self.mechanism.rate}",
@@ -66,16 +66,6 @@ class ItemListDesign(ListDefaults):
         """Items of a report are different, and each counts once, unless copies count."""
         return Influence(of=COUNT, most=float(self.mechanism.most_per_item))
 
-    def search(self) -> ItemListDesign:
-        return self
-
-    @property
-    def least_noise(self) -> None:
-        return None
-
-    def cohort_size(self, task: Task) -> float:
-        return -(-self.devices // self.rounds)
-
     def with_seed(self, rng: Rng) -> Seeded:
         seed = public_seed(rng)
         return Seeded(replace(self, seed=seed), seed, draw_secret(rng))
@@ -88,21 +78,18 @@ class ItemListDesign(ListDefaults):
 
     def tasks(self) -> list[Task]:
         """One task per round, each with its own devices."""
-        copies = self.mechanism.copies
-        sketches = [
-            ItemCounts(keys=self.keys, round=round, copies=copies) for round in range(self.rounds)
-        ]
         return [
-            Task(
-                sketch=sketch,
+            sum_task(
+                None,
+                sketch=ItemCounts(keys=self.keys, round=round, copies=self.mechanism.copies),
                 mechanism=self.mechanism,
-                aggregation=Sparse(entries=self.items_per_device, entry_bits=sketch.entry_bits),
                 campaign=digest(self),
                 cohort=f"round {round}",
+                devices=self.devices_per_round,
                 items_per_device=self.items_per_device,
-                max_count=most_devices(-(-self.devices // self.rounds)),
+                sparse=True,
             )
-            for round, sketch in enumerate(sketches)
+            for round in range(self.rounds)
         ]
 
     def parameters(self) -> dict[str, Any]:
@@ -163,8 +150,7 @@ class ItemListCampaign(Campaign):
         return self._waiting[0] if self._waiting else None
 
     def absorb(self, answer: NoisedSum) -> None:
-        if not self._waiting or answer.task.id != self._waiting[0].id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._waiting.pop(0)
         self._absorbed = digest_of(answer, self._absorbed)
         self._total = answer.table if self._total is None else self._total + answer.table

@@ -22,7 +22,7 @@ from sfumato.questions.heavy_hitters.plan import (
     list_errors,
 )
 from sfumato.questions.item_lists.design import ItemListDesign
-from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_guarantee
+from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_promise
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling import plan as threshold_sampling
@@ -190,10 +190,9 @@ def _mechanism(study: Study) -> ListedAbove:
 def promise(study: Study, design: ItemListDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     mechanism = design.mechanism
-    guarantee, description = "no differential privacy: exact names and counts are released", "none"
+    description = "none"
     assumptions: tuple[str, ...] = ()
     if study.epsilon is not None:
-        guarantee = device_guarantee(study.epsilon, study.delta)
         description = (
             f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on the count of each "
             f"item that a device sent; items with a noisy count below {mechanism.threshold} are "
@@ -205,14 +204,11 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
             else "a device answers once, with different items, each of which counts once",
             DROPOUTS,
         )
-    return Privacy(
-        epsilon=study.epsilon,
-        delta=study.delta if study.epsilon is not None else 0.0,
-        guarantee=guarantee,
-        unit="device",
+    return device_promise(
+        study,
+        exact="names and counts",
         neighbours=ZERO_ITEMS,
         mechanism=description,
-        trust=study.trust,
         sees="the collector sees each device's items; it is trusted to count them, to add the "
         "noise and to release only items above the threshold",
         assumptions=assumptions,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import hashing
-from sfumato.errors import ImpossibleError, SpecError
+from sfumato.errors import ImpossibleError
 from sfumato.flow.accumulator import RecordBatch
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence
@@ -70,9 +70,7 @@ class LocalCampaign(Campaign):
         return self.tasks[len(self.batches)] if len(self.batches) < len(self.tasks) else None
 
     def absorb(self, answer: RecordBatch) -> None:
-        task = self.next_task()
-        if task is None or answer.task_id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task_id)
         self.batches.append(answer)
 
     @property
@@ -129,9 +127,13 @@ class LocalDesign(LocalDefaults):
     aware: bool = True  # correct for collisions where they matter
 
     def check(self) -> None:
-        for name in ("items", "devices", "rounds", "records_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1,
+            items=self.items,
+            devices=self.devices,
+            rounds=self.rounds,
+            records_per_device=self.records_per_device,
+        )
 
     @property
     def influence(self) -> Influence:

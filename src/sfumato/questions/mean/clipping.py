@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Sparse
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
-from sfumato.flow.secure_sum import traffic
-from sfumato.flow.task import Task, most_devices
+from sfumato.flow.secure_sum import sum_task, traffic
+from sfumato.flow.task import Task
 from sfumato.privacy import Charge, Mechanism, NoiseAtRelease, NoNoise, PlannedLoss, Rng
 from sfumato.privacy.accounting import SMOOTHING
 from sfumato.questions.answers import check_finished
@@ -138,15 +136,14 @@ class ClippedMeanDesign(QuestionDefaults):
 
     def norm_task(self, cohort: int = 0) -> Task:
         """The task of the first round: each device's bin, as a one-hot table or a sparse report."""
-        mean, sketch = self.mean, OneHot(categories=self.bins.count)
-        parts: dict[str, Any] = {"sketch": sketch, "mechanism": self.mechanism}
-        parts |= {"campaign": digest(self), "cohort": mean.cohort_names()[cohort]}
-        if mean.secure is not None:
-            return mean.secure.task(**parts, devices=mean.devices_per_cohort, items_per_device=1)
-        return Task(
-            **parts,
-            aggregation=Sparse(entries=1, entry_bits=sketch.entry_bits),
-            max_count=most_devices(mean.devices),
+        return sum_task(
+            self.mean.secure,
+            sketch=OneHot(categories=self.bins.count),
+            mechanism=self.mechanism,
+            campaign=digest(self),
+            cohort=self.mean.cohort_names()[cohort],
+            devices=self.mean.devices_per_cohort,
+            sparse=True,
         )
 
     def item_keys(self, task: Task) -> NormBins | None:
@@ -263,8 +260,7 @@ class ClippedMeanCampaign(Campaign):
         if self.mean is not None:
             self.mean.absorb(answer)
             return
-        if answer.task.id != self.design.norm_task(len(self._norms)).id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._norms.append(answer)
         if len(self._norms) == self.design.mean.cohort_count:
             clip, self.is_clear = self.design.clip_from(total(self._norms))

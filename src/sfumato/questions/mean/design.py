@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
-from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, traffic
-from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
+from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, sum_task, traffic
+from sfumato.flow.task import Task
 from sfumato.privacy import (
     AdditiveLoss,
     Charge,
@@ -118,10 +117,9 @@ class MeanDesign(QuestionDefaults):
     paper_risk: float = later(PAPER_RISK)  # the beta of the paper's algorithm 1
 
     def check(self) -> None:
-        sizes = ("dimensions", "devices", "rows", "most_cells", "cohort_count")
-        for name in (*sizes, "blocks", "block_rows"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(1, dimensions=self.dimensions, devices=self.devices, rows=self.rows)
+        require.at_least(1, most_cells=self.most_cells, cohort_count=self.cohort_count)
+        require.at_least(1, blocks=self.blocks, block_rows=self.block_rows)
         require(
             self.blocks % 2 == 1,
             f"blocks must be odd, so that the median is one block's reading; got {self.blocks}",
@@ -135,12 +133,12 @@ class MeanDesign(QuestionDefaults):
             f"clip must be {SHORTEST:g} to {LONGEST:g}, so that sketches fit in float32; got "
             f"{self.clip:g}: use another unit for the vectors",
         )
-        require(self.multiplier >= 0, f"multiplier must be at least 0; got {self.multiplier}")
+        require.at_least(0, multiplier=self.multiplier)
         require(
             0 < self.relative_error <= 1,
             f"relative_error must be above 0 and at most 1; got {self.relative_error}",
         )
-        require(self.top is None or self.top >= 1, f"top must be at least 1; got {self.top}")
+        require.at_least(1, top=self.top)
         require(
             self.most_cells <= self.dimensions,
             f"most_cells must be at most the {self.dimensions} dimensions; got {self.most_cells}",
@@ -281,24 +279,13 @@ class MeanDesign(QuestionDefaults):
 
     def task(self, round: int, width: int, cohort: int = 0) -> Task:
         sketch = self.sketch(round, width)
-        mechanism = self.mechanism(round, sketch)
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch,
-                mechanism=mechanism,
-                campaign=digest(self),
-                cohort=self.cohort_names()[cohort],
-                devices=self.devices_per_cohort,
-                items_per_device=1,
-            )
-        most = most_devices(self.devices)
-        return Task(
+        return sum_task(
+            self.secure,
             sketch=sketch,
-            mechanism=mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most * largest_cell(sketch, 1))),
+            mechanism=self.mechanism(round, sketch),
             campaign=digest(self),
-            cohort=EVERYBODY,
-            max_count=most,
+            cohort=self.cohort_names()[cohort],
+            devices=self.devices_per_cohort,
         )
 
     @property
@@ -608,9 +595,7 @@ class MeanCampaign(Campaign):
         return self.design.task(step, self._width, len(self._sums))
 
     def absorb(self, answer: NoisedSum) -> None:
-        task = self.next_task()
-        if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._sums.append(answer)
         if len(self._sums) < self.design.cohort_count:
             return

@@ -31,12 +31,11 @@ from sfumato.questions.mean.design import (
 )
 from sfumato.questions.promise import (
     DROPOUTS,
-    NO_PROMISE,
     SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
     collusion_assumptions,
-    device_guarantee,
+    device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
@@ -99,14 +98,13 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
     norms = question if isinstance(question, ClippedMeanDesign) else None
     design = question if isinstance(question, MeanDesign) else question.mean
     tasks = widest_tasks(design)
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
+    mechanism, assumptions = "none", collusion_assumptions(design.secure)
     tables = SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         first_tasks = [] if norms is None else [norms.norm_task()]
         spent = epsilon_of([task.loss for task in (*first_tasks, *tasks)], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
-        guarantee = device_guarantee(study.epsilon, study.delta)
         clip = f"norm {design.clip:g}"
         mechanism = ""
         if norms is not None:
@@ -131,14 +129,10 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
             mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
         assumptions += (DROPOUTS,)
-    return Privacy(
-        epsilon=study.epsilon,
-        delta=study.delta if study.epsilon is not None else 0.0,
-        guarantee=guarantee,
-        unit="device",
+    return device_promise(
+        study,
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
-        trust=study.trust,
         sees=tables if design.secure is None else sum_visibility(tasks[-1]),
         assumptions=assumptions,
         influence=question.influence,

@@ -44,9 +44,7 @@ class WordDesign(LocalDefaults):
     records_per_device: int = 1
 
     def check(self) -> None:
-        for name in ("devices", "records_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(1, devices=self.devices, records_per_device=self.records_per_device)
 
     @property
     def rounds(self) -> int:

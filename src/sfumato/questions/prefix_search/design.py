@@ -23,11 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of
-from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
+from sfumato.flow.task import Task
 from sfumato.privacy import (
     Mechanism,
     NoiseAtRelease,
@@ -111,13 +110,15 @@ class PrefixDesign(QuestionDefaults):
             self.radix <= 1 << 16,
             f"an alphabet must have at most 65,535 characters; got {self.radix - 1}",
         )
-        for name in ("devices", "rows", "most_candidates", "cohort_count"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
-        require(self.width >= 2, f"width must be at least 2; got {self.width}")
-        require(
-            self.false_prefixes > 0, f"false_prefixes must be above 0; got {self.false_prefixes}"
+        require.at_least(
+            1,
+            devices=self.devices,
+            rows=self.rows,
+            most_candidates=self.most_candidates,
+            cohort_count=self.cohort_count,
         )
+        require.at_least(2, width=self.width)
+        require.above(0, false_prefixes=self.false_prefixes)
         steps = np.diff((0, *self.lengths)).tolist()
         most = max(endings(step, self.radix) for step in steps)
         require(
@@ -164,23 +165,13 @@ class PrefixDesign(QuestionDefaults):
         return self.task_for(self.sketch(level), cohort)
 
     def task_for(self, sketch: OneHot | CountSketch, cohort: int = 0) -> Task:
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch,
-                mechanism=self.mechanism,
-                campaign=digest(self),
-                cohort=self._name(cohort),
-                devices=self.cohort_devices,
-                items_per_device=1,
-            )
-        most = most_devices(self.cohort_devices)
-        return Task(
+        return sum_task(
+            self.secure,
             sketch=sketch,
             mechanism=self.mechanism,
-            aggregation=Plain(modulus_bits=bits_for(most)),
             campaign=digest(self),
             cohort=self._name(cohort),
-            max_count=most,
+            devices=self.cohort_devices,
         )
 
     def _name(self, cohort: int) -> str:
@@ -217,11 +208,6 @@ class PrefixDesign(QuestionDefaults):
     @property
     def items_per_device(self) -> int:
         return 1
-
-    @property
-    def least_noise(self) -> float | None:
-        multipliers = (task.noise_multiplier for task in self.tasks())
-        return min((noise for noise in multipliers if noise is not None), default=None)
 
     @property
     def influence(self) -> Influence:
@@ -398,14 +384,12 @@ class PrefixCampaign(Campaign):
         return None if self._over else self.design.task(len(self._levels), len(self._parts))
 
     def absorb(self, answer: NoisedSum) -> None:
-        task = self.next_task()
-        if task is None or answer.task.id != task.id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         self._parts.append(answer)
         if len(self._parts) == self.design.cohort_count:
             tables, count = [part.table for part in self._parts], sum(p.count for p in self._parts)
             self._parts = []
-            self._read_level(NoisedSum(task, np.sum(tables, axis=0), count))
+            self._read_level(NoisedSum(answer.task, np.sum(tables, axis=0), count))
 
     def _read_level(self, answer: NoisedSum) -> None:
         """Keep the significant prefixes of a level, given the sum over all cohorts."""

@@ -46,10 +46,9 @@ from sfumato.questions.prefix_search.design import (
 )
 from sfumato.questions.promise import (
     DROPOUTS,
-    NO_PROMISE,
     ZERO_OUT,
     collusion_assumptions,
-    device_guarantee,
+    device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
@@ -107,26 +106,21 @@ def algorithm(design: PrefixDesign) -> str:
 
 def promise(study: Study, design: PrefixDesign) -> Privacy:
     """The privacy statement of a search, which holds for all of its releases."""
-    guarantee, mechanism, assumptions = NO_PROMISE, "none", collusion_assumptions(design.secure)
+    mechanism, assumptions = "none", collusion_assumptions(design.secure)
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseInShares)  # a finite epsilon has noise
         spent = epsilon_of([task.loss for task in design.tasks()], study.delta)
-        guarantee = device_guarantee(study.epsilon, study.delta)
         rounds = "one round" if design.rounds == 1 else f"{design.rounds} rounds"
         mechanism = (
             f"Skellam noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
             f"{spent:.4f} in {rounds} of all devices"
         )
         assumptions += (DROPOUTS,)
-    return Privacy(
-        epsilon=study.epsilon,
-        delta=study.delta if study.epsilon is not None else 0.0,
-        guarantee=guarantee,
-        unit="device",
+    return device_promise(
+        study,
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
-        trust=study.trust,
         sees=sum_visibility(design.task(design.rounds - 1)),
         assumptions=assumptions,
         influence=design.influence,
@@ -212,7 +206,7 @@ def sized(
         f"got items_per_device = {items_per_device}",
         StudyError,
     )
-    require(devices >= 1, f"devices must be at least 1; got {devices}", StudyError)
+    require.at_least(1, StudyError, devices=devices)
     require(
         epsilon is None or 0 < epsilon < math.inf,
         f"epsilon must be above 0 and finite (None for no guarantee); got {epsilon}",

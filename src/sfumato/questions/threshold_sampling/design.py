@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sfumato.errors import SpecError
-from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
-from sfumato.flow.secure_sum import SecureSum, parameters_of
-from sfumato.flow.task import Task, bits_for, most_devices
+from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
+from sfumato.flow.task import Task, bits_for
 from sfumato.privacy import ListedAbove, Rng
 from sfumato.privacy.intervals import of_estimates
 from sfumato.privacy.listing import DETECTION_SHARE, without_promise
@@ -61,9 +59,9 @@ class ThresholdSamplingDesign(ListDefaults):
     secure: SecureSum | None = None
 
     def check(self) -> None:
-        for name in ("devices", "rounds", "items_per_device"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+        require.at_least(
+            1, devices=self.devices, rounds=self.rounds, items_per_device=self.items_per_device
+        )
         require(
             self.counts is None or self.counts.secure == self.secure,
             "names and counts must have the same secure sum; they differ",
@@ -79,22 +77,8 @@ class ThresholdSamplingDesign(ListDefaults):
         return False
 
     @property
-    def least_noise(self) -> None:
-        return None
-
-    @property
     def mechanism(self) -> ListedAbove:
         return without_promise(1.0, self.items_per_device, copies=self.copies)
-
-    def search(self) -> ThresholdSamplingDesign:
-        return self
-
-    @property
-    def devices_per_round(self) -> int:
-        return -(-self.devices // self.rounds)
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices_per_round
 
     def with_seed(self, rng: Rng) -> Seeded:
         seed, counts = public_seed(rng), self.counts
@@ -122,20 +106,14 @@ class ThresholdSamplingDesign(ListDefaults):
         )  # fmt: skip
 
     def task(self, round: int) -> Task:
-        sketch, cohort = self.sketch(round), f"round {round}"
-        if self.secure is not None:
-            return self.secure.task(
-                sketch=sketch, mechanism=self.mechanism, campaign=digest(self), cohort=cohort,
-                devices=self.devices_per_round, items_per_device=self.items_per_device,
-            )  # fmt: skip
-        return Task(
-            sketch=sketch,
+        return sum_task(
+            self.secure,
+            sketch=self.sketch(round),
             mechanism=self.mechanism,
-            aggregation=Plain(modulus_bits=sketch.word_bits),
             campaign=digest(self),
-            cohort=cohort,
+            cohort=f"round {round}",
+            devices=self.devices_per_round,
             items_per_device=self.items_per_device,
-            max_count=most_devices(self.devices_per_round),
         )
 
     def tasks(self) -> list[Task]:
@@ -286,8 +264,7 @@ class ThresholdSamplingCampaign(Campaign):
         return self._waiting[0] if self._waiting else None
 
     def absorb(self, answer: NoisedSum) -> None:
-        if not self._waiting or answer.task.id != self._waiting[0].id:
-            raise SpecError("a campaign takes only the answer to its last task")
+        self.expect(answer.task.id)
         sketch = self._waiting.pop(0).sketch
         assert isinstance(sketch, SampledTables)  # `task` has no other
         for repetition, listing in enumerate(sketch.lists(answer.table)):

@@ -23,7 +23,12 @@ from sfumato.questions.heavy_hitters.plan import (
     named_errors,
     three_counts,
 )
-from sfumato.questions.promise import ZERO_ITEMS, collusion_assumptions, sum_visibility
+from sfumato.questions.promise import (
+    ZERO_ITEMS,
+    collusion_assumptions,
+    device_promise,
+    sum_visibility,
+)
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
@@ -311,17 +316,15 @@ def _most_keys(design: ThresholdSamplingDesign, items: int) -> int:
 
 
 def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
+    assert study.epsilon is None  # planning has checked: there is no mechanism
     sees = "the collector sees each device's table"
     if design.secure is not None:
         sees = sum_visibility(design.task(0))
-    return Privacy(
-        epsilon=None,
-        delta=0.0,
-        guarantee="no differential privacy: exact names and counts are released",
-        unit="device",
+    return device_promise(
+        study,
+        exact="names and counts",
         neighbours=ZERO_ITEMS,
         mechanism="none",
-        trust=study.trust,
         sees=sees + "; everybody sees the names that are in at least half of the lists",
         assumptions=collusion_assumptions(design.secure),
         influence=design.influence,
