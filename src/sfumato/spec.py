@@ -126,12 +126,10 @@ class Requirement:
             message = f"{name} must be above {bound}; got {value}"
             self(value is None or value > bound, message, error)
 
-    def within(
-        self, least: int, most: int, error: type[SpecError] = SpecError, /, **values: float | None
-    ) -> None:
+    def within(self, least: int, most: int, /, **values: float | None) -> None:
         for name, value in values.items():
             message = f"{name} must be {least} to {_in_powers(most)}; got {value}"
-            self(value is None or least <= value <= most, message, error)
+            self(value is None or least <= value <= most, message)
 
 
 require = Requirement()

@@ -21,15 +21,13 @@ from sfumato.errors import StudyError
 from sfumato.privacy import Rng, SystemRng
 
 
-def export(
-    store: Store, study: str, address: Path | str, *, rng: Rng | None = None
-) -> lake.Reports:
+def export(store: Store, study: str, address: Path | str) -> lake.Reports:
     """Write the reports of a study, by its id or name, to a new folder at an address.
 
     The study must have ended, so that its tally is final. The copy is not deleted with the study's
     data.
     """
-    rng = rng or SystemRng()
+    rng = SystemRng()
     with store.reading() as tx:
         row = tx.study_by_name(study) or studies.get_study(tx, study)
         _check(tx, row)

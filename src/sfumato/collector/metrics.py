@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from prometheus_client import (
@@ -65,39 +66,34 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.reports = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self.reports = counter(
             "sfumato_reports_total",
             "Reports by study and what became of them, in steps of 100.",
             ("study", "outcome"),
-            registry=registry,
         )
-        self.uploads = Counter(
+        self.uploads = counter(
             "sfumato_uploads_total",
             "Uploads by the status that was answered, in steps of 100.",
             ("code",),
-            registry=registry,
         )
-        self.round_messages = Counter(
+        self.round_messages = counter(
             "sfumato_round_messages_total",
             "Messages of masked rounds by the status that was answered, in steps of 100.",
             ("code",),
-            registry=registry,
         )
-        self.rounds = Counter(
+        self.rounds = counter(
             "sfumato_rounds_total",
             "Masked rounds by how they ended.",
             ("outcome",),
-            registry=registry,
         )
-        self.commits = Counter(
+        self.commits = counter(
             "sfumato_commits_total",
             "Transactions that stored uploads, in steps of 100.",
-            registry=registry,
         )
-        self.commit_seconds = Counter(
+        self.commit_seconds = counter(
             "sfumato_commit_seconds_total",
             "Time that those transactions took, in whole seconds.",
-            registry=registry,
         )
         self.request_seconds = Histogram(
             "sfumato_request_seconds",
@@ -106,15 +102,13 @@ class Metrics:
             buckets=BUCKETS,
             registry=registry,
         )
-        self.worker_errors = Counter(
+        self.worker_errors = counter(
             "sfumato_worker_errors_total",
             "Steps of the worker that failed, for one study or for all.",
-            registry=registry,
         )
-        self.failing_studies = Gauge(
+        self.failing_studies = gauge(
             "sfumato_failing_studies",
             "Studies whose last step failed, and which the worker tries again.",
-            registry=registry,
         )
         # Published once something can be read: see `watch`.
         self.queue_bytes = Gauge(

@@ -27,20 +27,6 @@ BYTES_PER_CORE = 1 << 25  # bytes of streams for which another core is worthwhil
 _KINDS = tuple(np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.uint64))
 
 
-def add_stream(total: Words, key: bytes, start: bytes, *, subtract: bool = False) -> None:
-    """Add the stream of this key to `total`, or subtract it.
-
-    >>> total = np.zeros(2, dtype=np.uint32)
-    >>> add_stream(total, bytes(16), bytes(16))
-    >>> [f"{word:x}" for word in total]
-    ['d44be966', '3b2c8aef']
-    >>> add_stream(total, bytes(16), bytes(16), subtract=True)
-    >>> total
-    array([0, 0], dtype=uint32)
-    """
-    add_streams(total, [(key, start)], [-1 if subtract else 1])
-
-
 def add_streams(
     total: Words,
     keys_and_starts: Sequence[tuple[bytes, bytes]],
@@ -56,6 +42,11 @@ def add_streams(
     With a `modulus` of 2**b − 1 sums are taken modulo it, and `total` must be below it. The high b
     bits of a word are the mask; 2**b − 1, which has one chance in 2**b, counts as zero, so that a
     mask is uniform up to a distance of 2**−b.
+
+    >>> total = np.zeros(2, dtype=np.uint32)
+    >>> add_streams(total, [(bytes(16), bytes(16))], [1])
+    >>> [f"{word:x}" for word in total]
+    ['d44be966', '3b2c8aef']
     """
     _check(total, keys_and_starts, signs)
     work = total.nbytes * len(signs)

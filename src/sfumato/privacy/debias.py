@@ -68,10 +68,10 @@ class LocalEstimates:
     unlisted_error: float
     decoder: str
 
-    def thresholds(self, level: float = LEVEL) -> F64:
-        """The count from which each item is significant, at this family-wise level over all,
+    def thresholds(self) -> F64:
+        """The count from which each item is significant, at a family-wise level of 5% over all,
         (n,)."""
-        limit = self.null.threshold(self.counts.size, level)
+        limit = self.null.threshold(self.counts.size, LEVEL)
         return limit * self.null_error / self.null.error
 
     def interval(

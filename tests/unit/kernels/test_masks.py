@@ -217,7 +217,7 @@ READ_ONLY.flags.writeable = False
 )
 def test_an_accumulator_of_another_kind_is_refused(total: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        masks.add_stream(total, CANARY, CANARY)
+        masks.add_streams(total, [(CANARY, CANARY)], [1])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_no_streams_and_no_cells_are_nothing_to_do() -> None:
     total = np.ones(4, np.uint32)
     masks.add_streams(total, [], [])
     assert total.tolist() == [1] * 4
-    masks.add_stream(np.zeros(0, np.uint32), bytes(16), bytes(16))
+    masks.add_streams(np.zeros(0, np.uint32), [(bytes(16), bytes(16))], [1])
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint32, np.uint64])

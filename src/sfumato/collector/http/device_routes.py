@@ -20,6 +20,7 @@ from starlette.responses import Response
 from sfumato.collector.http.contents import ChunkedResponse
 from sfumato.collector.http.openapi import (
     BYTES,
+    NOT_STORED,
     PASSCODE_HEADER,
     hexadecimal,
     problems,
@@ -28,7 +29,7 @@ from sfumato.collector.http.openapi import (
 from sfumato.collector.http.service import service_of
 from sfumato.collector.http.task_cache import task_closed
 from sfumato.collector.problems import Problem
-from sfumato.collector.store.store import Store
+from sfumato.collector.store.store import Transaction
 from sfumato.errors import MismatchError
 from sfumato.flow.admission import TooManyReportsError
 
@@ -86,7 +87,7 @@ async def get_dictionary(request: Request, digest: Digest) -> Response:
     The digest is the SHA-256 of the body.
     """
     unknown = Problem("unknown-dictionary", hint="an offer names its dictionary")
-    return await _by_digest(request, digest, _read_dictionary, "text/plain", unknown)
+    return await _by_digest(request, digest, Transaction.dictionary, "text/plain", unknown)
 
 
 @router.get(
@@ -103,7 +104,8 @@ async def get_model(request: Request, digest: Digest) -> Response:
     The digest is the SHA-256 of the body.
     """
     unknown = Problem("unknown-model", hint="an offer names its model; fetch the offers again")
-    return await _by_digest(request, digest, _read_model, "application/octet-stream", unknown)
+    media_type = "application/octet-stream"
+    return await _by_digest(request, digest, Transaction.model, media_type, unknown)
 
 
 @router.post(
@@ -117,15 +119,9 @@ async def get_model(request: Request, digest: Digest) -> Response:
             "malformed-upload",
             "wrong-passcode",
             "unknown-task",
-            "too-slow",
             "masked-task",
             "task-closed",
-            "too-large",
-            "busy",
-            "store-unavailable",
-            "store-read-only",
-            "stopping",
-            "store-full",
+            *NOT_STORED,
         ),
     },
     openapi_extra={
@@ -179,28 +175,23 @@ _STORED = Response(status_code=201)  # without a body: uvicorn would send that o
 async def _by_digest(
     request: Request,
     digest: str,
-    read: Callable[[Store, str], bytes | None],
+    read: Callable[[Transaction, str], bytes | None],
     media_type: str,
     unknown: Problem,
 ) -> Response:
     """Content that never changes under its digest, so caches may keep it."""
     service, body = service_of(request), None
     name = f"{media_type} {digest}"
+
+    def load() -> bytes | None:
+        with service.store.reading() as tx:
+            return read(tx, digest)
+
     if _DIGEST.fullmatch(digest):
-        body = await service.contents.take(name, lambda: service.call(read, service.store, digest))
+        body = await service.contents.take(name, lambda: service.call(load))
     if body is None:
         raise unknown
     headers = {"ETag": f'"{digest}"', "Cache-Control": "public, max-age=31536000, immutable"}
     response = ChunkedResponse(body, media_type=media_type, headers=headers)
     response.done = lambda: service.contents.give_back(name)
     return response
-
-
-def _read_dictionary(store: Store, digest: str) -> bytes | None:
-    with store.reading() as tx:
-        return tx.dictionary(digest)
-
-
-def _read_model(store: Store, digest: str) -> bytes | None:
-    with store.reading() as tx:
-        return tx.model(digest)

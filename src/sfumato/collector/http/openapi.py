@@ -37,6 +37,17 @@ _PROBLEM = {
 }
 
 
+NOT_STORED = (  # problems of routes that take bytes
+    "too-slow",
+    "too-large",
+    "busy",
+    "store-unavailable",
+    "store-read-only",
+    "stopping",
+    "store-full",
+)
+
+
 def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     """The problems of these codes, as a route's `responses`."""
     titles = defaultdict(list)

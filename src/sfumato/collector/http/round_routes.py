@@ -25,6 +25,7 @@ from starlette.responses import Response
 from sfumato.collector.http.device_routes import TaskId
 from sfumato.collector.http.openapi import (
     BYTES,
+    NOT_STORED,
     PASSCODE_HEADER,
     hexadecimal,
     problems,
@@ -69,15 +70,6 @@ WAIT_PARAMETER = {
 }
 NOT_YET: dict[int | str, dict[str, Any]] = {204: {"description": "Not yet: ask again"}}
 _OVER = ("round-aborted", "round-lost", "round-over")
-_NOT_STORED = (
-    "too-slow",
-    "too-large",
-    "busy",
-    "store-unavailable",
-    "store-read-only",
-    "stopping",
-    "store-full",
-)
 router = APIRouter(prefix="/v1")
 
 
@@ -111,7 +103,7 @@ class Stored(BaseModel):
             "masked-task",
             "key-taken",
             "task-closed",
-            *_NOT_STORED,
+            *NOT_STORED,
         ),
     },
     openapi_extra={
@@ -190,7 +182,7 @@ async def get_invitation(request: Request) -> Response:
             "wrong-phase",
             "equivocating",
             *_OVER,
-            *_NOT_STORED,
+            *NOT_STORED,
         ),
     },
     openapi_extra={"parameters": [TICKET_HEADER], **takes_bytes("The message")},

@@ -95,7 +95,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             **predicted,
         },
         privacy=promise(study, design),
-        warnings=tuple(_warnings(study)),
+        warnings=tuple(round_warnings(study)),
     )
 
 
@@ -173,10 +173,6 @@ def _besides(design: PrefixDesign) -> int:
     """The bytes that a device sends in a round besides cells."""
     task = design.task(design.rounds - 1)
     return secure_sum.bytes_of(task)[0] - task.message_bytes
-
-
-def _warnings(study: Study) -> list[str]:
-    return round_warnings(study)
 
 
 def sized(

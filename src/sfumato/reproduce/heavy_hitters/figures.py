@@ -447,18 +447,18 @@ def claims_4(key: str, words: Words, curves: Curves) -> Iterator[Claim]:
     )
 
 
-def budget_for(curves: Curves, key: str, series: str, level: float = LEVEL) -> float:
-    """The words at which a series reaches this F1, interpolated between budgets on a logarithmic
-    scale; infinite if it never does, and the least budget if it always does."""
+def budget_for(curves: Curves, key: str, series: str) -> float:
+    """The words at which a series reaches an F1 of `LEVEL`, interpolated between budgets on a
+    logarithmic scale; infinite if it never does, and the least budget if it always does."""
     budgets, values = curves.get(key, series, "x"), curves.get(key, series)
-    reached = np.flatnonzero(values >= level)
+    reached = np.flatnonzero(values >= LEVEL)
     if reached.size == 0:
         return float("inf")
     last = int(reached[0])
     if last == 0:
         return float(budgets[0])
     pair = slice(last - 1, last + 1)
-    return float(np.exp(np.interp(level, values[pair], np.log(budgets[pair]))))
+    return float(np.exp(np.interp(LEVEL, values[pair], np.log(budgets[pair]))))
 
 
 def _is_behind(curves: Curves, key: str, series: str, *others: str) -> bool:
