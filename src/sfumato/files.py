@@ -171,14 +171,14 @@ def replace(path: str) -> Iterator[pa.NativeFile]:
     with create(str(draft)) as file:
         yield file
     try:
-        _sync(draft)
+        sync(draft)
         draft.replace(path)
-        _sync(draft.parent)
+        sync(draft.parent)
     except OSError as problem:
         raise DataError(f"{path} cannot be written: {_first_line(problem)}") from problem
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     number = os.open(path, os.O_RDONLY)
     try:

@@ -135,17 +135,7 @@ class Reports:
         """The data set at an address. DataError if it is not complete: its list is written last."""
         folder = files.folder(address)
         path = f"{folder}/{LIST}"
-        content = files.read_bytes(path)
-        try:
-            about = json.loads(content)
-            version = about["version"]
-        except (ValueError, KeyError, TypeError) as problem:
-            raise DataError(f"{path} must be the list of an exported study") from problem
-        if version != VERSION:
-            raise DataError(
-                f"{path} must have version {VERSION}; got {version!r}",
-                hint="use the release of sfumato that exported it, or a later one",
-            )
+        about = _versioned(files.read_bytes(path), path, "the list")
         try:
             return cls(
                 folder=folder,
@@ -376,17 +366,22 @@ def _about_partition(task_id: str, export: str, name: str) -> dict[str, Any]:
 
 def _about(path: str, file: pq.ParquetFile) -> dict[str, Any]:
     """What a file says about itself."""
+    return _versioned((file.schema_arrow.metadata or {}).get(_ABOUT, b""), path, "a file")
+
+
+def _versioned(text: bytes, path: str, what: str) -> dict[str, Any]:
+    """JSON that an export has written."""
     try:
-        about = json.loads((file.schema_arrow.metadata or {})[_ABOUT])
+        about: dict[str, Any] = json.loads(text)
         version = about["version"]
     except (KeyError, ValueError, TypeError) as problem:
-        raise DataError(f"{path} must be a file of an exported study") from problem
+        raise DataError(f"{path} must be {what} of an exported study") from problem
     if version != VERSION:
         raise DataError(
             f"{path} must have version {VERSION}; got {version!r}",
             hint="use the release of sfumato that exported it, or a later one",
         )
-    return dict(about)
+    return about
 
 
 def _read_items(folder: str, export: str) -> Dictionary:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sfumato import files
 from sfumato.collector import studies
 from sfumato.collector.store import schema
 from sfumato.collector.store.database import database
@@ -115,18 +116,9 @@ def _new_file(path: Path) -> Iterator[Path]:
             yield part
             os.fsync(number)
             part.rename(path)
-            _sync_folder(path.parent)
+            files.sync(path.parent)
         finally:
             os.close(number)
             part.unlink(missing_ok=True)
     except OSError as problem:
         raise StoreError(f"a copy cannot be written to {path}: {problem.strerror}") from None
-
-
-def _sync_folder(path: Path) -> None:
-    """Sync a folder, so that a new name in it is on disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from sfumato import files
 from sfumato.collector.store.store import Store
 from sfumato.device import offers
 from sfumato.errors import OfferError, SpecError
@@ -116,10 +117,6 @@ def _make(file: Path) -> None:
             pass
         finally:
             os.unlink(draft)
-        folder = os.open(file.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        files.sync(file.absolute().parent)
     except OSError as problem:
         raise SpecError(f"cannot create a signing key at {file}: {problem.strerror}") from problem
