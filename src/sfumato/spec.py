@@ -90,7 +90,7 @@ def kinds() -> Mapping[str, type]:
 
 
 class Requirement:
-    """`require(condition, message)` raises SpecError, or another `error`, unless that holds.
+    """`require(condition, message)` raises an error unless the condition holds.
 
     Its methods state bounds once, and name the values in the message. A value of None is not set,
     and passes; NaN never does. `within` includes both bounds.
@@ -101,30 +101,20 @@ class Requirement:
         sfumato.errors.SpecError: width must be at least 1; got 0
     """
 
-    def __call__(
-        self,
-        condition: bool,
-        message: str,
-        error: type[SpecError] = SpecError,
-        *,
-        hint: str | None = None,
-    ) -> None:
+    def __init__(self, error: type[SpecError]) -> None:
+        self._error = error
+
+    def __call__(self, condition: bool, message: str, *, hint: str | None = None) -> None:
         if not condition:
-            raise error(message, hint=hint)
+            raise self._error(message, hint=hint)
 
-    def at_least(
-        self, least: float, error: type[SpecError] = SpecError, /, **values: float | None
-    ) -> None:
+    def at_least(self, least: float, /, **values: float | None) -> None:
         for name, value in values.items():
-            message = f"{name} must be at least {least}; got {value}"
-            self(value is None or value >= least, message, error)
+            self(value is None or value >= least, f"{name} must be at least {least}; got {value}")
 
-    def above(
-        self, bound: float, error: type[SpecError] = SpecError, /, **values: float | None
-    ) -> None:
+    def above(self, bound: float, /, **values: float | None) -> None:
         for name, value in values.items():
-            message = f"{name} must be above {bound}; got {value}"
-            self(value is None or value > bound, message, error)
+            self(value is None or value > bound, f"{name} must be above {bound}; got {value}")
 
     def within(self, least: int, most: int, /, **values: float | None) -> None:
         for name, value in values.items():
@@ -132,7 +122,7 @@ class Requirement:
             self(value is None or least <= value <= most, message)
 
 
-require = Requirement()
+require = Requirement(SpecError)
 
 
 def _in_powers(number: int) -> str:

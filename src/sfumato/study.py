@@ -13,7 +13,7 @@ from sfumato.errors import StudyError
 from sfumato.flow.segments import LONGEST, is_segment
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import LARGEST_INTEGER, is_silent, later, require, spec, suggestion
+from sfumato.spec import LARGEST_INTEGER, Requirement, is_silent, later, spec, suggestion
 
 Trust = Literal["local", "secure", "central"]
 
@@ -38,6 +38,8 @@ _VECTORS = (
     *("rows", "blocks", "failure_probability"),
 )
 _TRAINING = ("rounds", "clip", "compression", "relative_error", "bytes_per_device", "training")
+
+require = Requirement(StudyError)
 
 LARGEST_EPSILON = 1_000.0  # a larger one would say nothing more
 LARGEST_COHORT = 10_000  # devices of one masked round, by default; larger ones are not tested
@@ -285,19 +287,17 @@ class TrainingStudy:
         require(
             self.model is None or self.parameters is None,
             "training.parameters is for a module of your own; leave it out, or training.model",
-            StudyError,
         )
         whole = ("cohort", "batch", "epochs", "steps", "most_examples", "warm_up", "parameters")
-        require.at_least(1, StudyError, **self._named(*whole))
+        require.at_least(1, **self._named(*whole))
         rates = ("learning_rate", "server_rate", "largest_l1", "claimed_epsilon")
-        require.above(0, StudyError, **self._named(*rates))
+        require.above(0, **self._named(*rates))
         require(
             self.prior_norm is None or 0 < self.prior_norm <= 1,
             "training.prior_norm must be above 0 and at most 1 (a share of the clip); "
             f"got {self.prior_norm}",
-            StudyError,
         )
-        require.at_least(0, StudyError, **self._named("padding", "noise_multiplier"))
+        require.at_least(0, **self._named("padding", "noise_multiplier"))
 
     def _named(self, *keys: str) -> dict[str, float | None]:
         """Values of these keys, by the names that a study file gives them."""
@@ -403,18 +403,14 @@ class Study:
     """Mean with adapt_tail: blocks of a sketch, whose median is read: an odd number (5)."""
 
     def check(self) -> None:
-        def need(condition: bool, message: str) -> None:
-            require(condition, message, StudyError)
-
         self._check_preset()
         require(
             self.question in QUESTIONS,
             f"question must be one of {', '.join(QUESTIONS)}; got {self.question}",
-            StudyError,
             hint=suggestion(self.question, QUESTIONS),
         )
         facts = self.facts
-        need(
+        require(
             self.trust in facts.planners,
             f"{self.question} needs trust = "
             + " or ".join(f'"{trust}"' for trust in facts.planners)
@@ -422,84 +418,84 @@ class Study:
             + (f": {facts.instead}" if facts.instead else ""),
         )
         algorithms = self.named_algorithms
-        need(
+        require(
             self.algorithm is None or self.algorithm in algorithms,
             f'algorithm of {self.question} with trust "{self.trust}" must be '
             + (" or ".join(algorithms) if algorithms else "left out")
             + f"; got {self.algorithm}",
         )
         is_open = facts.data == "items" and facts.dictionary == "none"
-        need(
+        require(
             not self.masked or (facts.may_mask and not TRUSTS[self.trust].is_masked),
             'masked is for heavy_hitters and histogram with trust = "central"; with "secure" every '
             f'sum is masked; got {self.question} with "{self.trust}"',
         )
-        need(
+        require(
             not is_open or self.dictionary is None,
             f"{self.question} needs no dictionary, since its domain is open; leave it out, or "
             "ask for frequencies",
         )
-        need(
+        require(
             facts.data != "examples" or self.clip is not None or self.algorithm == "diffsketch",
             f"a {self.question} study needs clip, the largest L2 norm of a device's update",
         )
-        need(
+        require(
             facts.data != "vectors" or self.compression not in ("free_norm", "two_stage"),
             "compression of a mean must be adapt_norm, adapt_tail, fixed or none; "
             f"got {self.compression}",
         )
-        need(
+        require(
             (facts.data == "examples") == (self.training is not None),
             "a train study, and no other, needs a [training] table with at least a cohort",
         )
-        require.above(0, StudyError, clip=self.clip)
-        need(
+        require.above(0, clip=self.clip)
+        require(
             0 < self.relative_error <= 1,
             "relative_error must be above 0 and at most 1 (a share of the noise's squared error); "
             f"got {self.relative_error}",
         )
-        need(
+        require(
             self.epsilon is None or 0 < self.epsilon <= LARGEST_EPSILON,
             f"epsilon must be above 0 and at most {LARGEST_EPSILON:g} (inf for no privacy "
             f"guarantee); got {self.epsilon}",
         )
-        need(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
+        require(0 <= self.delta < 1, f"delta must be at least 0 and below 1; got {self.delta}")
         whole = ("devices", "rounds", "items_per_device", "bytes_per_device", "daily_reports")
         sizes = ("word_length", "dimensions", "top", "rows", "fragments", "fragment_length")
         names = (*whole, *sizes, "repetitions", "blocks")
-        require.at_least(1, StudyError, **{name: getattr(self, name) for name in names})
-        require.at_least(2, StudyError, width=self.width)
-        need(
+        require.at_least(1, **{name: getattr(self, name) for name in names})
+        require.at_least(2, width=self.width)
+        require(
             self.failure_probability is None or 0 < self.failure_probability < 1,
             f"failure_probability must be above 0 and below 1; got {self.failure_probability}",
         )
-        need(
+        require(
             self.devices is None
             or self.rounds is None
             or self.rounds <= self.devices
             or facts.data == "examples",
             f"rounds must not exceed the {self.devices} devices; got {self.rounds}",
         )
-        need(
+        require(
             self.fragment_share is None or 0 < self.fragment_share < 1,
             "fragment_share must be above 0 and below 1 (a share of epsilon); "
             f"got {self.fragment_share}",
         )
-        need(
+        require(
             self.target_error is None or 0 < self.target_error < 1,
             "target_error must be above 0 and below 1 (a share of the devices); "
             f"got {self.target_error}",
         )
-        need(
+        require(
             self.sampling_threshold is None
             or (self.sampling_threshold > 0 and self.sampling_threshold % 0.5 == 0),
             "sampling_threshold must be above 0 and a multiple of 0.5; "
             f"got {self.sampling_threshold}",
         )
-        require.at_least(0, StudyError, threshold=self.threshold)
+        require.at_least(0, threshold=self.threshold)
         for name in ("dropout", "corrupt"):
             value = getattr(self, name)
-            need(
+            require(
                 value is None or 0 <= value < 1,
                 f"{name} must be at least 0 and below 1; got {value}",
             )
@@ -510,14 +506,12 @@ class Study:
         require(
             len(names) != 1 and len(set(names)) == len(names),
             f"segments must be two or more names, each once; got {', '.join(names)}",
-            StudyError,
         )
         for name in names:
             require(
                 is_segment(name),
                 f"a segment must be 1 to {LONGEST} printable characters without spaces around "
                 f"them; got {name!r}",
-                StudyError,
             )
         require(
             not shares
@@ -525,7 +519,6 @@ class Study:
             "segment_shares must be one number above 0 for each of the segments, at most 1 "
             f"together; got {', '.join(f'{share:g}' for share in shares)} for "
             f"{len(names)} segments",
-            StudyError,
             hint="leave out segment_shares, or give one for each of the segments",
         )
 
@@ -533,9 +526,7 @@ class Study:
         if self.preset is None:
             return
         require(
-            self.preset in PRESETS,
-            f"preset must be one of {', '.join(PRESETS)}; got {self.preset}",
-            StudyError,
+            self.preset in PRESETS, f"preset must be one of {', '.join(PRESETS)}; got {self.preset}"
         )
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) != value:

@@ -685,4 +685,4 @@ def test_a_value_out_of_bounds_is_named(check: Callable[[], None], sentence: str
 
 def test_bounds_raise_the_error_that_they_are_given() -> None:
     with pytest.raises(StudyError, match=r"training\.cohort must be at least 1; got 0"):
-        spec.require.at_least(1, StudyError, **{"training.cohort": 0})
+        spec.Requirement(StudyError).at_least(1, **{"training.cohort": 0})

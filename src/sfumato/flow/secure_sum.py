@@ -18,7 +18,9 @@ from sfumato.flow.task import Task, bits_for, largest_cell, most_devices
 from sfumato.privacy import Mechanism, NoiseInShares
 from sfumato.secagg.parameters import Mode
 from sfumato.sketch import ItemCounts, OneHot, Sketch
-from sfumato.spec import require, spec
+from sfumato.spec import Requirement, spec
+
+require = Requirement(StudyError)
 
 GRACE_BITS = 20  # fewer devices than the minimum stay with probability at most 2**-20
 LEAST_DEVICES = 4  # in one masked round; one of them may be missing
@@ -42,9 +44,7 @@ class SecureSum:
     def check(self) -> None:
         for name in ("corrupt", "dropout"):
             value = getattr(self, name)
-            require(
-                0 <= value < 1, f"{name} must be at least 0 and below 1; got {value}", StudyError
-            )
+            require(0 <= value < 1, f"{name} must be at least 0 and below 1; got {value}")
 
     def least(self, devices: int, *, grace_bits: int = GRACE_BITS) -> int:
         """The number of devices that stay, except with probability 2**-grace_bits, if each of

@@ -34,7 +34,9 @@ from sfumato.sketch import (
     Sketch,
     SparseSketch,
 )
-from sfumato.spec import digest, require, spec
+from sfumato.spec import Requirement, digest, spec
+
+require = Requirement(TaskError)
 
 U8 = npt.NDArray[np.uint8]
 Bool = npt.NDArray[np.bool_]
@@ -117,27 +119,24 @@ class Task:
     max_count: int  # with more devices, the sum could wrap
 
     def check(self) -> None:
-        def need(condition: bool, message: str) -> None:
-            require(condition, message, TaskError)
-
-        need(self.items_per_device >= 1, "items_per_device must be at least 1")
-        need(
+        require(self.items_per_device >= 1, "items_per_device must be at least 1")
+        require(
             1 <= self.min_count <= self.max_count,
             f"counts must be 1 <= min_count <= max_count; got {self.min_count}, {self.max_count}",
         )
-        need(
+        require(
             self.aggregation.hides_summands or not self.mechanism.in_shares,
             "noise in shares protects only a sum whose summands are hidden; "
             "use noise at the release, or masked aggregation",
         )
-        need(
+        require(
             self.min_count >= self.mechanism.least_count,
             f"this noise needs a min_count of at least {self.mechanism.least_count}; "
             f"got {self.min_count}",
         )
         if isinstance(self.aggregation, Masked) and isinstance(self.mechanism, NoiseInShares):
             corrupt = math.floor(self.aggregation.corrupt * self.max_count + 1e-9)
-            need(
+            require(
                 self.mechanism.colluders >= corrupt,
                 f"{corrupt} of {self.max_count} devices may reveal their share of the noise; "
                 f"the noise allows for {self.mechanism.colluders}",
@@ -147,13 +146,13 @@ class Task:
         if isinstance(self.sketch, InvertibleSketch | ItemCounts | SampledTables):
             self._check_listed()
             return
-        need(
+        require(
             not isinstance(self.mechanism, ListedAbove),
             "only an invertible sketch or counts of items can be listed; add noise to this one",
         )
         largest = largest_cell(self.sketch, self.items_per_device) * self.max_count
         largest += self.mechanism.reach(self.max_count, self.cells)
-        need(
+        require(
             2 * largest < 2**self.aggregation.modulus_bits,
             f"modulus_bits must hold sums of ±{largest}: at least {bits_for(largest)}; "
             f"got {self.aggregation.modulus_bits}",
@@ -172,7 +171,6 @@ class Task:
             (aggregation.entries, aggregation.entry_bits) == (entries, bits),
             f"reports of this task must have {entries} entries of {bits} bits; "
             f"got {aggregation.entries} of {aggregation.entry_bits}",
-            TaskError,
         )
 
     def _check_listed(self) -> None:
@@ -182,7 +180,6 @@ class Task:
             "a table with noise cannot be listed: a key with noise is another key. Make the list "
             "private instead (ListedAbove, which trusts the decoder), or search by prefixes, whose "
             "sums may have noise in shares",
-            TaskError,
         )
         word_bits = self.sketch.word_bits  # words that are residues and wrap by design
         if word_bits is not None:
@@ -190,30 +187,25 @@ class Task:
                 self.aggregation.modulus_bits == word_bits,
                 f"modulus_bits must be the sketch's own {word_bits}; "
                 f"got {self.aggregation.modulus_bits}",
-                TaskError,
             )
             require(
                 not getattr(self.aggregation, "prime", False),
                 "this sketch divides modulo a power of two; prime must be false",
-                TaskError,
             )
         require(
             not isinstance(self.sketch, SampledTables)
             or getattr(self.mechanism, "epsilon", 0.0) is None,
             "tables of several samples have no list with a promise; set epsilon to None",
-            TaskError,
         )
         limit = getattr(self.mechanism, "items_per_device", self.items_per_device)
         require(
             self.items_per_device <= limit,
             f"the list is private for {limit} items per device; the task takes "
             f"{self.items_per_device}",
-            TaskError,
         )
         require(
             getattr(self.sketch, "copies", False) == getattr(self.mechanism, "copies", False),
             "sketch and list must agree on whether copies of an item count; they differ",
-            TaskError,
         )
 
     @property
@@ -380,9 +372,7 @@ class LocalTask(RecordTask):
     min_count: int = 1  # with fewer records, nothing is released
 
     def check(self) -> None:
-        require.at_least(
-            1, TaskError, records_per_report=self.records_per_report, min_count=self.min_count
-        )
+        require.at_least(1, records_per_report=self.records_per_report, min_count=self.min_count)
 
     @property
     def source(self) -> Randomizer:

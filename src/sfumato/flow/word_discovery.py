@@ -52,7 +52,7 @@ from sfumato.sketch.words import (
     starts_text,
     words_of,
 )
-from sfumato.spec import LARGEST_INTEGER, later, require, spec
+from sfumato.spec import LARGEST_INTEGER, Requirement, later, require, spec
 
 if TYPE_CHECKING:  # devices do not need it
     import pyarrow as pa
@@ -448,7 +448,7 @@ class WordTask(RecordTask):
     records_per_report: int = 1  # always this many, however many words a device has
 
     def check(self) -> None:
-        require.at_least(1, TaskError, records_per_report=self.records_per_report)
+        Requirement(TaskError).at_least(1, records_per_report=self.records_per_report)
 
     @property
     def source(self) -> Discoverer:

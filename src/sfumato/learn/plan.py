@@ -37,8 +37,7 @@ from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch.vector import RoundSketch, VectorSketch
-from sfumato.spec import require
-from sfumato.study import Study, TrainingStudy
+from sfumato.study import Study, TrainingStudy, require
 
 OWN_ASSUMPTION = (
     "the module, its first parameters, its loss and its optimizer were chosen without clients' "
@@ -59,7 +58,6 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         keys.model is not None or keys.parameters is not None,
         "training must name a model, or have the number of parameters of a module of your own; "
         "got neither",
-        StudyError,
         hint=f"set training.model to one of {', '.join(models.NAMES)}, or training.parameters; "
         "sfumato.train(study, data, model=…) sets it itself",
     )
@@ -67,7 +65,6 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     require(
         keys.model is not None or not sizes,
         f"a module of your own has its own sizes; leave out training.{', training.'.join(sizes)}",
-        StudyError,
     )
     if study.algorithm == "diffsketch":
         return plan_sketched(study)
@@ -92,13 +89,11 @@ def design_for(study: Study) -> TrainingDesign:
     require(
         keys.cohort <= study.devices,
         f"a cohort must not exceed the {study.devices} devices; got {keys.cohort}",
-        StudyError,
     )
     require(
         study.epsilon is None or keys.noise_multiplier is None,
         "give epsilon or training.noise_multiplier, not both; with epsilon = inf the multiplier "
         "stands alone",
-        StudyError,
     )
     noiseless = study.epsilon is None and not keys.noise_multiplier
     design = TrainingDesign(
@@ -162,7 +157,6 @@ def _check_keys(study: Study) -> None:
     require(
         study.rows is None or study.compression != "none",
         'rows has no effect with compression = "none": whole updates have no rows',
-        StudyError,
         hint="leave out rows",
     )
 
@@ -450,22 +444,15 @@ def sketched_design(study: Study) -> DiffSketchDesign:
         not (private and weighted),
         'sampling = "by_examples" has no accounted cost, since the number of examples is private; '
         'set it to "fixed", or mode to "none" or "paper"',
-        StudyError,
     )
     require(
         private or (study.epsilon is None and not keys.noise_multiplier),
         f'mode = "{keys.mode}" promises nothing: set epsilon = inf, or mode = "gaussian"',
-        StudyError,
     )
-    require(
-        private == (study.clip is not None),
-        'clip is for mode = "gaussian", and needed there',
-        StudyError,
-    )
+    require(private == (study.clip is not None), 'clip is for mode = "gaussian", and needed there')
     require(
         not private or (study.epsilon is None) != (keys.noise_multiplier is None),
         'mode = "gaussian" needs epsilon, or epsilon = inf and training.noise_multiplier',
-        StudyError,
     )
     exchange = DiffSketch(
         rows=study.rows, width=study.width, mode=keys.mode, clip=study.clip,

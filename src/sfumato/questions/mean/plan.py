@@ -42,8 +42,7 @@ from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import NormBins
 from sfumato.sketch.dense import spread_of_squares
-from sfumato.spec import require
-from sfumato.study import Study
+from sfumato.study import Study, require
 
 _PARTS = 4  # the fullest octave of norms is assumed to have at least one in four devices
 _PER_OCTAVE = (4, 2, 1)  # bins of norms: the finest first
@@ -161,14 +160,12 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     require(
         study.clip is not None or not study.paper_mode,
         "paper_mode needs clip, as the paper's algorithm does",
-        StudyError,
     )
     compression = _compression(study)
     _check_keys(study, compression)
     require(
         compression != "fixed" or limit is not None,
         'compression = "fixed" needs bytes_per_device, which sets the size',
-        StudyError,
     )
     adapts = compression in ("adapt_norm", "adapt_tail")
     if study.epsilon is None and adapts:
@@ -243,7 +240,6 @@ def _check_keys(study: Study, compression: Compression) -> None:
         require(
             value is None or has_effect,
             f'{name} has no effect on a mean with compression = "{compression}": {why}',
-            StudyError,
             hint=f"leave out {name}",
         )
 

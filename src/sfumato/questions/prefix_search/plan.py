@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.errors import ImpossibleError, StudyError
+from sfumato.errors import ImpossibleError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import SecureSum
@@ -55,8 +55,7 @@ from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
-from sfumato.spec import require
-from sfumato.study import Study
+from sfumato.study import Study, require
 
 ROWS = 5
 ANY_TEXT_BYTES = 2 * DEFAULT_BYTES  # a search among all texts takes more rounds; doubled if needed
@@ -200,15 +199,13 @@ def sized(
         items_per_device == 1,
         "a search by prefixes takes one word per device, chosen by the device; "
         f"got items_per_device = {items_per_device}",
-        StudyError,
     )
-    require.at_least(1, StudyError, devices=devices)
+    require.at_least(1, devices=devices)
     require(
         epsilon is None or 0 < epsilon < math.inf,
         f"epsilon must be above 0 and finite (None for no guarantee); got {epsilon}",
-        StudyError,
     )
-    require(0 <= delta < 1, f"delta must be at least 0 and below 1; got {delta}", StudyError)
+    require(0 <= delta < 1, f"delta must be at least 0 and below 1; got {delta}")
     check_alphabet(length, alphabet)
     radix = len(alphabet) + 1
     first = 1
