@@ -110,16 +110,18 @@ class Requirement:
 
     def at_least(self, least: float, /, **values: float | None) -> None:
         for name, value in values.items():
-            self(value is None or value >= least, f"{name} must be at least {least}; got {value}")
+            if value is not None and not value >= least:  # "not": NaN is out of bounds, too
+                raise self._error(f"{name} must be at least {least}; got {value}")
 
     def above(self, bound: float, /, **values: float | None) -> None:
         for name, value in values.items():
-            self(value is None or value > bound, f"{name} must be above {bound}; got {value}")
+            if value is not None and not value > bound:
+                raise self._error(f"{name} must be above {bound}; got {value}")
 
     def within(self, least: int, most: int, /, **values: float | None) -> None:
         for name, value in values.items():
-            message = f"{name} must be {least} to {_in_powers(most)}; got {value}"
-            self(value is None or least <= value <= most, message)
+            if value is not None and not least <= value <= most:
+                raise self._error(f"{name} must be {least} to {_in_powers(most)}; got {value}")
 
 
 require = Requirement(SpecError)
