@@ -14,6 +14,7 @@ import click
 from sfumato.cli import passcodes
 from sfumato.cli.printing import print_json, print_release
 from sfumato.errors import SpecError
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.study import TRUSTS
 
 if TYPE_CHECKING:  # slow to import
@@ -360,9 +361,15 @@ def ledger_show(client: AdminClient, as_json: bool) -> None:
     names = [entry["study"] or entry["campaign"][:12] for entry in ledger["entries"]]
     width = max(map(len, names), default=0)
     for name, entry in zip(names, ledger["entries"], strict=True):
-        cost = "without bound" if entry["epsilon"] is None else f"epsilon {entry['epsilon']:.4g}"
+        cost = (
+            "without bound"
+            if entry["epsilon"] is None
+            else f"epsilon {epsilon_text(entry['epsilon'])}"
+        )
         click.echo(f"{name:<{width}}  {entry['cohort']:<12}  {cost}")
-    spent = "without bound" if ledger["spent"] is None else f"epsilon {ledger['spent']:.4g}"
+    spent = (
+        "without bound" if ledger["spent"] is None else f"epsilon {epsilon_text(ledger['spent'])}"
+    )
     budget = "no limit" if ledger["epsilon"] is None else f"epsilon {ledger['epsilon']:g}"
     click.echo(f"spent {spent}, allowed {budget}, at delta {ledger['delta']:g}")
 

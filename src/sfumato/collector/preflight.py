@@ -30,6 +30,7 @@ from sfumato.collector.store.store import Store
 from sfumato.device import offers
 from sfumato.errors import SfumatoError, SpecError, StoreError
 from sfumato.kernels.compiling import has_cache
+from sfumato.privacy.accounting import epsilon_text
 
 OTHER_FILES = 256  # open files of the store's threads, and of connections just accepted
 _DAY_SECONDS = 86_400
@@ -220,8 +221,10 @@ def _budget(settings: Settings, store: Store | None) -> Finding:
             if tx.entries():
                 used = StoreLedger(tx).spent()
     if limit is None:
-        return Finding("budget", "ok", f"epsilon {used:.4g} is spent, and there is no limit")
-    text = f"epsilon {used:.4g} of {limit:g} is spent"
+        return Finding(
+            "budget", "ok", f"epsilon {epsilon_text(used)} is spent, and there is no limit"
+        )
+    text = f"epsilon {epsilon_text(used)} of {limit:g} is spent"
     if used > _MUCH_SPENT * limit:
         return Finding("budget", "warning", text, "use another store for another budget")
     return Finding("budget", "ok", text)

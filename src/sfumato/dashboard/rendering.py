@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from sfumato import __version__
 from sfumato.dashboard import assets
 from sfumato.dashboard.charts import Estimate
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.study import QUESTIONS, TRUSTS
 
 _HEADERS = {
@@ -74,12 +75,14 @@ def rough(value: Any) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """An epsilon that was or may be spent.
+    """An epsilon that was or may be spent; rounded up.
 
     >>> epsilon(0.99951), epsilon(math.inf), epsilon(None)
-    ('0.9995', 'without bound', '—')
+    ('0.9996', 'without bound', '—')
     """
-    return "without bound" if value == math.inf else rough(value)
+    if value is None:
+        return "—"
+    return "without bound" if value == math.inf else epsilon_text(value)
 
 
 def within(value: float, half_width: float) -> str:

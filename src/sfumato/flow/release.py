@@ -24,6 +24,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import PARAMETER_BYTES, digest_of
 from sfumato.flow.task import AnyTask, Task
 from sfumato.privacy import Account, Charge, Rng
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.intervals import NORMAL_95
 
 F64 = npt.NDArray[np.float64]
@@ -645,7 +646,9 @@ class ModelRelease(Release):
 
     def __repr__(self) -> str:
         epsilon = self.privacy.epsilon
-        promise = "no differential privacy" if epsilon is None else f"epsilon {epsilon:.4g}"
+        promise = (
+            "no differential privacy" if epsilon is None else f"epsilon {epsilon_text(epsilon)}"
+        )
         return (
             f"ModelRelease: {self.count:,} parameters after {self.rounds_held:,} rounds, "
             f"{self.rate:.3g} parameters per cell; {promise}"

@@ -33,6 +33,7 @@ from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise,
 from sfumato.privacy.accounting import (
     LARGEST_MULTIPLIER,
     SampledLoss,
+    epsilon_text,
     least_multiplier,
     loss_of_task,
 )
@@ -350,8 +351,8 @@ class Spending:
         after = self._epsilon([*self.entries, Entry("another round", EVERYBODY, "", loss)])
         if after > self.most_epsilon:
             raise BudgetError(
-                f"{self.rounds} rounds have spent epsilon {self.epsilon:.4g} of "
-                f"{self.most_epsilon:g}, and another one would make it {after:.4g}",
+                f"{self.rounds} rounds have spent epsilon {epsilon_text(self.epsilon)} of "
+                f"{self.most_epsilon:g}, and another one would make it {epsilon_text(after)}",
                 hint="stop here, or plan with more noise or fewer rounds",
             )
 

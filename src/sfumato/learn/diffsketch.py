@@ -64,6 +64,7 @@ from sfumato.privacy.accounting import (
     SampledLoss,
     calibrate,
     epsilon_of,
+    epsilon_text,
 )
 from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
 from sfumato.privacy.samplers import LARGEST_SCALE
@@ -745,7 +746,10 @@ class DiffSketchDesign(QuestionDefaults):
         loss = self.loss
         assert isinstance(loss, SampledLoss)  # only Gaussian noise has a finite epsilon
         relation = "zero-out" if loss.scheme == "poisson" else "replace, with secret cohorts"
-        promise = f"epsilon {epsilon:.3g} at delta {delta:g} over {self.rounds} rounds ({relation})"
+        promise = (
+            f"epsilon {epsilon_text(epsilon)} at delta {delta:g} over {self.rounds} rounds "
+            f"({relation})"
+        )
         return promise if secret else f"{promise}, {IN_THEORY}"
 
 

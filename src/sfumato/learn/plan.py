@@ -32,7 +32,12 @@ from sfumato.learn.design import (
 )
 from sfumato.learn.diffsketch import NOT_PRIVATE, DiffSketch, DiffSketchDesign
 from sfumato.privacy import epsilon_of
-from sfumato.privacy.accounting import LARGEST_MULTIPLIER, SampledLoss, least_multiplier
+from sfumato.privacy.accounting import (
+    LARGEST_MULTIPLIER,
+    SampledLoss,
+    epsilon_text,
+    least_multiplier,
+)
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
@@ -361,7 +366,7 @@ def _warnings(study: Study, design: TrainingDesign) -> list[str]:
     if study.epsilon is None and math.isfinite(spent):
         warnings.append(
             f"a noise multiplier of {design.noise_multiplier:g} over {design.rounds:,} rounds "
-            f"spends epsilon {spent:.3g} at delta {study.delta:g}"
+            f"spends epsilon {epsilon_text(spent)} at delta {study.delta:g}"
         )
     if math.isfinite(spent) and spent > 10:
         warnings.append(f"epsilon {spent:.3g} promises next to nothing")

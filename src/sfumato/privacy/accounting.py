@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from decimal import ROUND_CEILING, Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -41,6 +42,8 @@ LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
 SMOOTHING = 3.0  # variance by which discrete Gaussian noise is priced as less than it is
 _SAMPLED_INTERVAL = 1e-3  # grid of losses of sampled rounds; the accountant rounds up
+_COARSE = 16.0  # scale up to which divergences of unit shifts are summed: beyond, bounds are close
+_NOTHING = -60.0  # logarithm of a part of a sum that no float can show
 _MARGIN = 1e-9  # relative, of a delta: for float errors, and for what `SMOOTHING` leaves out
 
 
@@ -282,11 +285,27 @@ def filter_epsilon(
     if events > delta * (1 if limit is None else LISTS_SHARE) * (1 + 1e-9):
         return math.inf
     as_list = min(pure, _renyi_epsilon([renyi], max(delta - events, 0.0)))
-    if limit is None or delta == 0:
+    if delta == 0:
         return as_list
+    if limit is None:
+        return min(as_list, _listed_epsilon(campaigns, delta))
     place, threshold = _filter_order(limit, (1 - LISTS_SHARE) * delta)
     share = float(renyi[place]) / threshold if threshold > 0 else math.inf
     return max(as_list, min(pure, limit * share))
+
+
+def _listed_epsilon(campaigns: Sequence[Collection[Sequence[Loss]]], delta: float) -> float:
+    """The epsilon of a list of charges that was fixed in advance: by exact composition if the
+    cohorts of each campaign cost the same, and at most that of basic composition."""
+    share = delta / len(campaigns)
+    basic = sum(
+        max(epsilon_of(cohort, share) for cohort in set(map(tuple, cohorts)))
+        for cohorts in campaigns
+    )
+    different = [set(map(tuple, cohorts)) for cohorts in campaigns]
+    if any(len(cohorts) > 1 for cohorts in different):
+        return basic
+    return min(basic, epsilon_of([loss for (cohort,) in different for loss in cohort], delta))
 
 
 def delta_of_lists(campaigns: Sequence[Collection[Sequence[Loss]]]) -> float:
@@ -342,6 +361,18 @@ def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float)
 def _pure(epsilon: float) -> AdditiveLoss:
     """The loss of anything that is epsilon-DP."""
     return AdditiveLoss(noise="laplace", scale=1 / epsilon, l1=1.0, l2=1.0, unit_cells=0)
+
+
+def epsilon_text(epsilon: float) -> str:
+    """An epsilon for people: four digits, rounded up but for float error, never down.
+
+    >>> epsilon_text(0.99532), epsilon_text(2.0 + 1e-15), epsilon_text(12.3401)
+    ('0.9954', '2', '12.35')
+    """
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    rounded = Context(prec=4, rounding=ROUND_CEILING).create_decimal(epsilon * (1 - _MARGIN))
+    return f"{float(rounded):g}"
 
 
 def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
@@ -509,8 +540,33 @@ def _unit_shift(
 
 
 def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
-    """Rényi divergence at each order, bounded from the norms."""
-    return NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
+    """Rényi divergence at each order: bounded from the norms; exact for unit cells with coarse
+    noise, for which that bound may be many times too large."""
+    bound = NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
+    if not loss.unit_cells or loss.scale > _COARSE:
+        return bound
+    exact = _unit_renyi(loss.noise, loss.scale, tuple(orders.tolist()))
+    return np.minimum(bound, loss.unit_cells * exact)
+
+
+@lru_cache(maxsize=256)
+def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    """Rényi divergence of noise from noise that is shifted by one, at each order; infinite where
+    the sum would have to go on. Noise is symmetric, so the order of the two does not matter."""
+    from scipy import special
+
+    reach = math.ceil(4 * max(orders) + 20 * scale) + 100
+    half = NOISES[noise].logs(scale, reach)
+    logs = np.concatenate([half[:0:-1], half])
+    logs -= special.logsumexp(logs)
+    here, shifted = logs[1:], logs[:-1]
+    divergences = np.empty(len(orders))
+    for place, order in enumerate(orders):
+        terms = order * here - (order - 1) * shifted
+        total = float(special.logsumexp(terms))
+        ends = max(terms[0], terms[-1]) - terms.max()
+        divergences[place] = total / (order - 1) if ends < _NOTHING else math.inf
+    return divergences * (1 + _MARGIN)
 
 
 @lru_cache(maxsize=64)

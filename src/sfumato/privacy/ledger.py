@@ -26,6 +26,7 @@ from sfumato.privacy.accounting import (
     PlannedLoss,
     delta_of_lists,
     epsilon_of,
+    epsilon_text,
     filter_epsilon,
     loss_of_task,
 )
@@ -156,7 +157,7 @@ class Ledger:
         self._connection.close()
 
     def __repr__(self) -> str:
-        return f"Ledger({_words(self.budget)}, spent={self.spent():.4g})"
+        return f"Ledger({_words(self.budget)}, spent={epsilon_text(self.spent())})"
 
     def _read_budget(self, initial: Budget | None) -> Budget:
         """The budget in the file; an empty file gets the tables and the `initial` one."""
@@ -207,14 +208,16 @@ def afford(
 
     `spent_by` is `spent` or a cached version of it.
     """
+    if budget.epsilon is None:
+        return
     composed = spent_by or spent
     every = [*entries, entry]
     after = composed(every, budget)
-    if budget.epsilon is None or after <= budget.epsilon * (1 + 1e-9):
+    if after <= budget.epsilon * (1 + 1e-9):
         return
     before = composed(entries, budget)
     lists, share = delta_of_lists(_cohorts(every)), LISTS_SHARE * budget.delta
-    promised = f"would bring it to {after:.4g}"
+    promised = f"would bring it to {epsilon_text(after)}"
     hint = "ask other devices, add more noise, or open a ledger with a larger budget"
     if not math.isfinite(after):
         promised = f"promises nothing at a delta of {budget.delta:g}"
@@ -222,7 +225,7 @@ def afford(
             promised = f"would bring the delta of lists to {lists:.4g}"
             hint = f"besides other studies, lists may take {share:g} of this budget's delta in all"
     raise BudgetError(
-        f"this budget allows {_words(budget)} and has spent {before:.4g}, "
+        f"this budget allows {_words(budget)} and has spent {epsilon_text(before)}, "
         f"so a release that {promised} is refused",
         hint=hint,
     )

@@ -30,6 +30,9 @@ class NoiseKind:
     stddev: Callable[[float], float]  # of a scale
     renyi: Callable[[F64, float, float, float], F64]
     """A bound on the Rényi divergence at these orders, given l1, l2 and the scale."""
+    logs: Callable[[float, int], F64]
+    """Logarithms of the probabilities of 0, …, reach for a scale, up to a constant: to float
+    accuracy, however small they are."""
     is_pure: bool = False  # whether its epsilon is l1/scale, with a delta of 0
     at_release: bool = True  # whether a collector adds it; if not, devices do, in shares
     in_samples: bool = True  # whether `renyi` holds for cohorts drawn at random (`SampledLoss`)
@@ -107,18 +110,40 @@ def _skellam_renyi(orders: F64, l1: float, l2: float, scale: float) -> F64:
     return np.asarray(gaussian + extra)
 
 
+def _gaussian_logs(scale: float, reach: int) -> F64:
+    return -(np.arange(reach + 1.0) ** 2) / (2 * scale**2)
+
+
+def _laplace_logs(scale: float, reach: int) -> F64:
+    return -np.arange(reach + 1.0) / scale
+
+
+def _skellam_logs(scale: float, reach: int) -> F64:
+    """By I_x/I_{x−1} = 1/(2x/μ + I_{x+1}/I_x), from far above `reach` downwards: each step divides
+    the error of the start by more than 4x²/μ² + 1."""
+    mu, last = scale**2, reach + math.ceil(20 * scale) + 100
+    ratio, ratios = 0.0, np.zeros(last + 1)
+    for x in range(last, 0, -1):
+        ratio = 1 / (2 * x / mu + ratio)
+        ratios[x] = ratio
+    ratios[0] = 1.0
+    return np.asarray(np.cumsum(np.log(ratios[: reach + 1])))
+
+
 NOISES: dict[Noise, NoiseKind] = {
     "gaussian": NoiseKind(
         weights=_gaussian_weights,
         largest_scale=1 << 16,
         stddev=float,  # to within 3e-7 of it for a scale of at least 1
         renyi=_gaussian_renyi,
+        logs=_gaussian_logs,
     ),
     "laplace": NoiseKind(
         weights=_laplace_weights,
         largest_scale=1 << 12,
         stddev=_laplace_stddev,
         renyi=_laplace_renyi,
+        logs=_laplace_logs,
         is_pure=True,
         in_samples=False,
     ),
@@ -127,6 +152,7 @@ NOISES: dict[Noise, NoiseKind] = {
         largest_scale=1 << 16,
         stddev=float,
         renyi=_skellam_renyi,
+        logs=_skellam_logs,
         at_release=False,
     ),
 }

@@ -27,6 +27,7 @@ from sfumato.learn.own_model import Loss, Optimizer, OwnModel, model_of
 from sfumato.learn.training import Progress, RoundFigures, Training
 from sfumato.planning import Plan, plan
 from sfumato.privacy import Charge, Ledger, PlannedLoss, SystemRng
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.questions.promise import SEEDED_NOISE, TIME
 from sfumato.study import Study, TrainingStudy
 
@@ -75,7 +76,9 @@ class TrainedModel(Release):
 
     def __repr__(self) -> str:
         epsilon = self.privacy.epsilon
-        promise = "no differential privacy" if epsilon is None else f"epsilon {epsilon:.4g}"
+        promise = (
+            "no differential privacy" if epsilon is None else f"epsilon {epsilon_text(epsilon)}"
+        )
         exact = " on clients' data (exact)" if TESTED_ON_CLIENTS in self.privacy.not_covered else ""
         figure = "" if self.loss is None else f"loss {self.loss:.4g}{exact} "
         if self.accuracy is not None:

@@ -48,7 +48,13 @@ from sfumato.learn.diffsketch import (
 )
 from sfumato.learn.training import NoLedger
 from sfumato.privacy import SeededRng
-from sfumato.privacy.accounting import NoPrivacy, SampledLoss, epsilon_of, gaussian_stddev
+from sfumato.privacy.accounting import (
+    NoPrivacy,
+    SampledLoss,
+    epsilon_of,
+    epsilon_text,
+    gaussian_stddev,
+)
 from sfumato.privacy.ledger import Budget, Ledger
 from sfumato.sketch.vector import VectorSketch
 from sfumato.spec import from_json, to_json
@@ -291,9 +297,8 @@ def test_what_is_private_says_what_it_costs_and_charges_it() -> None:
     for each in training.run():  # all of it is charged with the first round
         assert ledger.spent() == pytest.approx(training_design.epsilon(DELTA), rel=1e-9)
         assert len(ledger.entries()) == each.round
-    assert f"epsilon {training_design.epsilon(DELTA):.3g} at delta 1e-05 over 20 rounds" in repr(
-        training
-    )
+    cost = epsilon_text(training_design.epsilon(DELTA))
+    assert f"epsilon {cost} at delta 1e-05 over 20 rounds" in repr(training)
     assert NOT_PRIVATE not in repr(training)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import mpmath  # type: ignore[import-untyped]  # it has no stubs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from sfumato.errors import SpecError
 from sfumato.privacy import AdditiveLoss, Noise, NoPrivacy, calibrate, epsilon_of, gaussian_stddev
-from sfumato.privacy.accounting import SMOOTHING, gaussian_epsilon
+from sfumato.privacy.accounting import SMOOTHING, gaussian_epsilon, renyi
 from sfumato.privacy.noise_kinds import NOISES
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.spec import from_json, to_json
@@ -421,3 +422,23 @@ def test_unit_cells_that_contradict_the_norms_are_refused() -> None:
     """One path reads the cells, the other the norms: both must tell of one contribution."""
     with pytest.raises(SpecError):
         AdditiveLoss(noise="gaussian", scale=9.0, l1=500.0, l2=100.0, unit_cells=1)
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "skellam"])
+@pytest.mark.parametrize("scale", [0.3, 0.7, 1.5, 4.0])
+@pytest.mark.parametrize("order", [1.25, 2.0, 7.0, 32.0])
+def test_the_divergence_of_a_unit_shift_is_exact(noise: Noise, scale: float, order: float) -> None:
+    """Against sums of mpmath's masses at 400 bits, and rounded up by 1e-9 of it."""
+    reach = 200
+    with mpmath.workprec(400):
+        logs = [mpmath.log(exact.mass(noise, scale, x, bits=400)) for x in range(reach + 1)]
+        total = mpmath.fsum(
+            mpmath.exp(order * logs[abs(x)] - (order - 1) * logs[abs(x - 1)])
+            for x in range(1 - reach, reach + 1)
+        )
+        expected = float(mpmath.log(total) / (order - 1))
+    ours = float(renyi(units(noise, scale, 3), np.array([order]))[0])
+    assert 3 * expected <= ours * (1 + 1e-12)
+    assert ours <= 3 * expected * (1 + 2e-9)
+    norms = bounded(noise, scale, Norms(l1=3.0, l2=math.sqrt(3)))
+    assert ours <= float(renyi(norms, np.array([order]))[0]) * (1 + 1e-9)

@@ -558,3 +558,45 @@ def test_a_planned_loss_is_read_back_from_its_file(path: Path) -> None:
         campaign="search", cohort="all", task="1", loss=part
     )
     assert [entry.loss for entry in Ledger(path=path).entries()] == [part]
+
+
+# Never more than basic composition
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "skellam", "laplace"])
+@pytest.mark.parametrize("cells", [1, 2, 5])
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
+def test_without_a_limit_nothing_costs_more_than_basic_composition(
+    noise: Literal["gaussian", "skellam", "laplace"], cells: int, epsilon: float
+) -> None:
+    """Of studies that may share devices, with half of delta for each of two. Rényi bounds from the
+    norms alone gave 47 for two charges of 4 in one cell. It is not too little either: the exact
+    composition is rounded up by at most 5e-4 (docs/proofs/noise.md)."""
+    scale = calibrate(
+        noise, l1=cells, l2=math.sqrt(cells), unit_cells=cells, epsilon=epsilon, delta=DELTA
+    )
+    loss = AdditiveLoss(
+        noise=noise, scale=scale, l1=float(cells), l2=math.sqrt(cells), unit_cells=cells
+    )
+    basic = 2 * epsilon_of([loss], DELTA / 2)
+    together = filter_epsilon([[[loss]], [[loss]]], DELTA, None)
+    assert epsilon_of([loss], DELTA) < together <= basic * (1 + 1e-9)
+    assert together >= epsilon_of([loss, loss], DELTA) - 5e-4
+
+
+def test_without_a_limit_cohorts_of_different_costs_add_up_to_the_costliest() -> None:
+    """Two campaigns, each with a cohort of little noise and one of much: basic composition."""
+    little = AdditiveLoss(noise="skellam", scale=0.4, l1=1.0, l2=1.0, unit_cells=1)
+    much = AdditiveLoss(noise="skellam", scale=4.0, l1=1.0, l2=1.0, unit_cells=1)
+    campaign = [[much], [little]]
+    spent = filter_epsilon([campaign, campaign], DELTA, None)
+    assert epsilon_of([little, little], DELTA) <= spent
+    assert spent <= 2 * epsilon_of([little], DELTA / 2) * (1 + 1e-9)
+
+
+def test_a_filter_counts_coarse_noise_at_its_exact_divergences() -> None:
+    """Three studies of epsilon 4 fit into 16, with noise of scale 1.2 in shares; by norms alone
+    two of them were counted as more than 14."""
+    scale = calibrate("skellam", l1=2, l2=math.sqrt(2), unit_cells=2, epsilon=4.0, delta=DELTA)
+    loss = AdditiveLoss(noise="skellam", scale=scale, l1=2.0, l2=math.sqrt(2), unit_cells=2)
+    assert filtered(loss, loss, loss, epsilon=16.0) < 16
