@@ -81,6 +81,10 @@ def _poor_answers(study: Study, predicted: Mapping[str, Any]) -> list[str]:
     assert study.devices is not None  # `plan` has checked
     detectable, width = predicted.get("detectable_count"), predicted.get("half_width_95")
     advice = "ask more devices, raise epsilon, or use another trust"
+    if detectable is not None and detectable > study.devices:
+        return [
+            "not even an item that all devices hold is found with a probability of 95%; " + advice
+        ]
     if detectable is not None and detectable > POOR_SHARE * study.devices:
         return [
             "an item is found with a probability of 95% only if "

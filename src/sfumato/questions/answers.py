@@ -98,7 +98,7 @@ def listed_release(
                 "significant_from": scale * significant_from,
                 "significance_level": debias.LEVEL,
             },
-            notes=participation.notes,
+            notes=(*participation.notes, *answering_notes(participation, respondents)),
         ),
     )
 
@@ -140,7 +140,7 @@ def discovered_release(
             bytes_per_device=plan.predicted["bytes_per_device"],
             privacy=over_all_devices(plan.privacy, scale),
             parameters=parameters,
-            notes=(*participation.notes, *notes),
+            notes=(*participation.notes, *answering_notes(participation, respondents), *notes),
         ),
     )
 
@@ -149,6 +149,16 @@ def with_sampling(standard_error: F64, counts: F64, scale: float) -> F64:
     """Standard errors of counts that are scaled up to all devices asked: they include the sampling
     error of hearing from one device in `scale`."""
     return np.sqrt((scale * standard_error) ** 2 + np.maximum(counts, 0) * (scale - 1))
+
+
+def answering_notes(participation: Participation, respondents: int) -> tuple[str, ...]:
+    """A note about devices that did not answer, if there are any."""
+    if respondents >= participation.devices:
+        return ()
+    return (
+        f"{respondents:,} of {participation.devices:,} devices answered; the others are assumed to "
+        "be like them",
+    )
 
 
 def bounding_note(items_per_device: int, *, copies: bool = False) -> str:
@@ -169,6 +179,11 @@ def detectable_note(
     kind: str, count: float, participation: Participation, *, copies: bool = False
 ) -> str:
     """A note about the smallest count that is listed with high probability."""
+    if not copies and count > participation.devices:
+        return (
+            f"not even {kind} that all of the {participation.devices:,} devices hold is listed "
+            "with a probability of 95%"
+        )
     if copies:
         return (
             f"{kind} of which the {participation.devices:,} devices report "

@@ -136,11 +136,13 @@ def with_shuffling(
     """The same privacy with the guarantee of shuffling, given the number of reports per round.
 
     Fewer reports hide a device less, so it is computed from the reports that were counted, and the
-    round with the fewest decides. It holds for one report per device.
+    round with the fewest decides. It holds for one report per device. A delta above one over their
+    number would promise nothing, so a tenth of that takes its place.
     """
     least = min(reports, default=0)
     if privacy.epsilon is None or delta == 0 or per_device > 1 or least < 1:
         return privacy
+    delta = delta if delta <= 1 / least else 0.1 / least
     epsilon = round_up(shuffled_epsilon(privacy.epsilon, least, delta))
     if epsilon >= privacy.epsilon:
         return privacy

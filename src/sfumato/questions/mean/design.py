@@ -38,7 +38,7 @@ from sfumato.privacy import (
     SeededRng,
 )
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.questions.answers import check_finished
+from sfumato.questions.answers import answering_notes, check_finished
 from sfumato.questions.promise import masked_influence, round_up
 from sfumato.questions.question import (
     EVERYBODY,
@@ -357,11 +357,7 @@ class MeanDesign(QuestionDefaults):
                 "the error of the last round is still larger than its noise explains; adapt_norm "
                 "would do better"
             )
-        if estimate.respondents < participation.devices:
-            notes.append(
-                f"{estimate.respondents:,} of {participation.devices:,} devices answered; the "
-                "others are assumed to be like them"
-            )
+        notes += answering_notes(participation, estimate.respondents)
         return MeanRelease(
             mean=estimate.mean,
             standard_error=estimate.standard_error,

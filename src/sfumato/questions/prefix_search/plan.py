@@ -30,6 +30,7 @@ from sfumato.questions.frequencies.plan import (
     READINGS,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
+    delta_warning,
     reference_law,
     round_warnings,
     secure_of,
@@ -94,7 +95,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             **predicted,
         },
         privacy=promise(study, design),
-        warnings=tuple(round_warnings(study)),
+        warnings=tuple(_warnings(study)),
     )
 
 
@@ -172,6 +173,14 @@ def _besides(design: PrefixDesign) -> int:
     """The bytes that a device sends in a round besides cells."""
     task = design.task(design.rounds - 1)
     return secure_sum.bytes_of(task)[0] - task.message_bytes
+
+
+def _warnings(study: Study) -> list[str]:
+    assert study.devices is not None  # plan() has checked
+    warnings = round_warnings(study)
+    if study.epsilon is not None and study.delta > 1 / study.devices:
+        warnings.append(delta_warning(study.delta, study.devices))
+    return warnings
 
 
 def sized(
