@@ -21,7 +21,13 @@ from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, with_se
 from sfumato.privacy import CountMeanSketch, HashedResponse, SeededRng
 from sfumato.questions.new_words import plan as word_plan
 from sfumato.questions.new_words.design import WordDesign
-from sfumato.questions.new_words.detection import Stage, detectable, listing_chance, stages
+from sfumato.questions.new_words.detection import (
+    Stage,
+    detectable,
+    listing_chance,
+    stages,
+    tail,
+)
 from sfumato.sketch.words import BYTES, LATIN
 
 STUDY: dict[str, Any] = {"question": "new_words", "trust": "local", "epsilon": 8.0}
@@ -319,3 +325,20 @@ def test_stages_are_those_of_the_search() -> None:
     assert len(stages(search)) == len(search.lengths)
     puzzle = word_plan.puzzle(8.0)
     assert [stage.ranked for stage in stages(puzzle)] == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("support", [0.5, 0.25, 1 / 56, 1e-3])
+@pytest.mark.parametrize("variance", [1.01e4, 1e5, 1e7])
+def test_tails_of_many_records_are_right_to_a_hundred_thousandth(
+    support: float, variance: float
+) -> None:
+    """Exact, against scipy's binomial. The control: a normal law without its correction, which was
+    used before, errs by up to 0.066 of a deviation's inverse where support is rare."""
+    records = math.ceil(variance / (support * (1 - support)))
+    mean, deviation = records * support, math.sqrt(records * support * (1 - support))
+    least = np.rint(mean + deviation * np.linspace(-5, 5, 201))
+    exact = stats.binom.sf(least - 1, records, support)
+    assert np.abs(tail(least, np.array([records]), support) - exact).max() < 0.1 / variance + 1e-9
+    normal = stats.norm.sf((least - 0.5 - mean) / deviation)
+    if support < 0.1:
+        assert np.abs(normal - exact).max() > 0.05 / deviation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sfumato
@@ -71,3 +72,16 @@ def test_shuffling_never_promises_a_delta_above_one_over_the_reports() -> None:
     assert epsilon == pytest.approx(shuffled_epsilon(1.0, 500, 0.0002), rel=0.01)
     assert epsilon >= shuffled_epsilon(1.0, 500, 0.0002)
     assert "1e-06)-differential privacy" in with_shuffling(local, [500], 1e-6, 1).second
+
+
+@pytest.mark.filterwarnings("ignore::sfumato.errors.SimulationWarning")  # it says the same
+@pytest.mark.parametrize("clip", [0.25, None])
+def test_a_mean_says_to_which_norm_vectors_were_clipped(clip: float | None) -> None:
+    """Vectors of norm 1 that are clipped to a quarter have a mean a quarter as long, outside of
+    every interval: the release says that intervals do not cover that."""
+    vectors = np.zeros((1_000, 3))
+    vectors[:, 0] = 1.0
+    study = {"question": "mean", "trust": "central", "epsilon": 8.0, "delta": 1e-6, "clip": clip}
+    release = sfumato.simulate(study, vectors, seed=SEED)
+    norm = release.plan["parameters"]["clip"] if clip is None else clip
+    assert any(f"clipped to a norm of {norm:.4g};" in note for note in release.notes)

@@ -358,6 +358,10 @@ class MeanDesign(QuestionDefaults):
                 "would do better"
             )
         notes += answering_notes(participation, estimate.respondents)
+        notes.append(
+            f"this is the mean of vectors clipped to a norm of {campaign.design.clip:.4g}; what "
+            "clipping takes off longer vectors is in no standard error and no interval"
+        )
         return MeanRelease(
             mean=estimate.mean,
             standard_error=estimate.standard_error,
