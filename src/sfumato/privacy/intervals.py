@@ -41,6 +41,8 @@ _REACH = 9.0  # deviations beyond which a law is negligible
 _ROWS = 2048  # laws that are computed together
 _HALVINGS = 60  # steps of the bisection for a bound
 _ROUNDING = 1e-12  # error of a sum of probabilities
+_SHOWN = 1 - 1e-4  # chance from which an item is taken to be always shown
+_UNSEEN = 1e-9  # chance up to which an item is taken to be never shown: floats hide its law
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -209,6 +211,124 @@ def of_estimates(
     if above is None:
         return _score(x, deviation, sampling)
     return _truncated_score(x, deviation, sampling, above * rate, step=0.0)
+
+
+def of_votes(
+    sampled: I64,
+    *,
+    devices: int,
+    respondents: int,
+    rate: float,
+    repetitions: int,
+    needed: int,
+) -> tuple[F64, F64]:
+    """Bounds on how many of `devices` devices hold each item, from how often `respondents` of them
+    were in samples: `repetitions` samples, in each of which a holder is with probability `rate`,
+    given that at least `needed` samples have a holder.
+
+    The exact law of the sum given the votes, where an item might have been shown by chance; a score
+    interval for items that are too common for that. If less than 1 in `rate` is more than 64, every
+    1/(32·rate)-th truth is tried, and bounds are moved outwards by as much.
+    """
+    from scipy import stats
+
+    share, total = respondents / devices, repetitions * rate
+
+    def shown(answering: float) -> float:
+        one = -math.expm1(answering * math.log1p(-rate))
+        return float(stats.binom.sf(needed - 1, repetitions, one))
+
+    missing = repetitions * rate * (1 - share)  # devices are missing from every repetition
+    per_device = math.ceil((1 - rate + missing) / (1 - share * rate)) if share < 1 else 1
+    low, high = of_estimates(
+        sampled / rate,
+        0.0,
+        devices=repetitions * devices,
+        respondents=repetitions * respondents,
+        rate=rate,
+        per_device=per_device,
+        above=needed / rate,
+    )
+    low, high = low / repetitions, high / repetitions
+    sure = 1.0 / rate
+    while shown(sure) < _SHOWN:
+        sure *= 1.1
+    spread = math.sqrt(total * sure * (1 + total * (1 - share)))
+    values, places = np.unique(sampled, return_inverse=True)
+    near = values[values <= total * sure + 8 * spread + 20]
+    if near.size:
+        likely = float(near[-1]) / total
+        deviation = math.sqrt(likely / total * (1 + total * (1 - share)))
+        most = min((likely + 8 * deviation + 20 / total) / share, devices)
+        step = max(1, math.floor(1 / (32 * rate)))
+        law = _voted_law(devices, respondents, rate, repetitions, needed, most=most, step=step)
+        ends = np.full(near.size, math.ceil(most / step))
+        least, greatest = _accepting_truths(
+            near, law, np.zeros(near.size), ends, devices // step + 1, None
+        )
+        for bounds, exact in (
+            (low, least * step - (step - 1)),
+            (high, np.minimum(greatest * step + (step - 1), devices)),
+        ):
+            known = (places < near.size) & ~np.isnan(np.append(exact, np.nan))[
+                np.minimum(places, near.size)
+            ]
+            bounds[known] = exact[places[known]]
+    return low, high
+
+
+def _voted_law(
+    devices: int,
+    respondents: int,
+    rate: float,
+    repetitions: int,
+    needed: int,
+    *,
+    most: float,
+    step: int,
+) -> Law:
+    """The law of how often holders are in all samples, given that enough samples have one; of every
+    `step`-th number of holders.
+
+    A sample's generating function is (1 − rate + rate·z)^a for a holders that answer, and without
+    the chance that it has none, q, in a vote: so the sum given v votes has C(b, v)·q^(b − v)·(g −
+    q)^v, whose coefficients a Fourier transform gives.
+    """
+    from scipy import special
+
+    share = respondents / devices
+    answering = np.arange(0, math.ceil(most / step) + 1) * float(step)
+    mean = repetitions * rate * answering[-1]
+    size = 1 << math.ceil(math.log2(mean + 10 * math.sqrt(mean) + 40))
+    roots = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
+    generating = (1 - rate + rate * roots) ** answering[:, None]
+    none = (1 - rate) ** answering[:, None]
+    transform = np.zeros_like(generating)
+    power = (generating - none) ** needed
+    for votes in range(needed, repetitions + 1):
+        transform += special.comb(repetitions, votes) * none ** (repetitions - votes) * power
+        power *= generating - none
+    masses = np.maximum(np.fft.irfft(transform, n=size, axis=1), 0.0)
+
+    def weights(holders: I64) -> F64:
+        """How likely each number of answers is; with steps, a normal law will do."""
+        if step == 1:
+            return _hypergeometric(answering.astype(np.int64), holders, devices, respondents)
+        spread = np.sqrt(holders * (1 - holders / devices) * share * (1 - share)) + 1e-9
+        edges = special.ndtr((answering + step / 2 - holders * share) / spread)
+        return np.diff(edges, axis=1, prepend=0.0)
+
+    def law(numbers: I64) -> tuple[I64, F64]:
+        holders = np.minimum(numbers * step, devices)
+        if share == 1:
+            mass = masses[np.minimum(numbers, answering.size - 1)]
+        else:
+            mass = weights(holders[:, None]) @ masses
+        seen = mass.sum(axis=1, keepdims=True)
+        mass = np.divide(mass, seen, out=np.zeros_like(mass), where=seen > _UNSEEN)
+        return np.zeros(numbers.size, dtype=np.int64), mass
+
+    return law
 
 
 def _by_law(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,7 @@ class Stage:
         return min(float(reached.mean(axis=0) @ weights / weights.sum()), 1.0)
 
 
-def tail(least: F64, records: npt.NDArray[np.int64], support: float) -> F64:
+def tail(least: F64, records: npt.NDArray[Any], support: float) -> F64:
     """The chance that at least `least` of so many records support a word.
 
     Where the variance v is large, by a normal law with a correction for its skewness (Edgeworth).

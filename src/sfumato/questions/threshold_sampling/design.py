@@ -20,7 +20,7 @@ from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
 from sfumato.flow.task import Task, bits_for
 from sfumato.privacy import ListedAbove, Rng
-from sfumato.privacy.intervals import of_estimates
+from sfumato.privacy.intervals import of_estimates, of_votes
 from sfumato.privacy.listing import DETECTION_SHARE, without_promise
 from sfumato.questions import guarantees
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
@@ -227,12 +227,18 @@ class Majority:
     def interval(self, devices: int) -> tuple[F64, F64]:
         """95% intervals for counts over all `devices`, given that an item is in enough samples.
 
-        All repetitions together are one sample of as many times the copies, at the rate
+        Of copies, all repetitions together are one sample of as many times the copies, at the rate
         1/sampling_threshold, by a normal law. Devices that do not answer are missing from every
         repetition, so their part of the variance counts so many times."""
         if not self.respondents:
             return np.zeros(0), np.zeros(0)
         times, rate = self.design.repetitions, 1 / self.design.sampling_threshold
+        if rate < 1 and self.design.mechanism.most_per_item == 1:
+            return of_votes(
+                np.rint(self.totals * rate).astype(np.int64), devices=devices,
+                respondents=self.respondents, rate=rate, repetitions=times,
+                needed=guarantees.votes_needed(times),
+            )  # fmt: skip
         answering, each = self.respondents / devices, self.design.mechanism.most_per_item
         per_device = 1
         if answering < 1:
