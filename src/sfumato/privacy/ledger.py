@@ -12,7 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -217,7 +217,7 @@ def afford(
         return
     before = composed(entries, budget)
     lists, share = delta_of_lists(_cohorts(every)), LISTS_SHARE * budget.delta
-    promised = f"would bring it to {epsilon_text(after)}"
+    promised = f"would bring it to {epsilon_text(_least_limit(every, budget, after, composed))}"
     hint = "ask other devices, add more noise, or open a ledger with a larger budget"
     if not math.isfinite(after):
         promised = f"promises nothing at a delta of {budget.delta:g}"
@@ -229,6 +229,30 @@ def afford(
         f"so a release that {promised} is refused",
         hint=hint,
     )
+
+
+def _least_limit(
+    entries: Sequence[Entry],
+    budget: Budget,
+    counted: float,
+    composed: Callable[[Sequence[Entry], Budget], float],
+) -> float:
+    """The least epsilon (to a millionth, rounded up) of a budget that allows all of these
+    entries, which this budget counts as more than it has.
+
+    A filter's order is the best for its own limit, so what it counts beyond that is too much.
+    """
+    if not math.isfinite(counted):
+        return counted
+    assert budget.epsilon is not None  # nothing is refused without a limit
+    low = high = budget.epsilon
+    while composed(entries, replace(budget, epsilon=high)) > high:
+        low, high = high, 1.5 * high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        is_enough = composed(entries, replace(budget, epsilon=middle)) <= middle
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high
 
 
 def spent(entries: Sequence[Entry], budget: Budget) -> float:

@@ -600,3 +600,18 @@ def test_a_filter_counts_coarse_noise_at_its_exact_divergences() -> None:
     scale = calibrate("skellam", l1=2, l2=math.sqrt(2), unit_cells=2, epsilon=4.0, delta=DELTA)
     loss = AdditiveLoss(noise="skellam", scale=scale, l1=2.0, l2=math.sqrt(2), unit_cells=2)
     assert filtered(loss, loss, loss, epsilon=16.0) < 16
+
+
+def test_a_refusal_names_a_budget_that_would_be_enough_and_hardly_more() -> None:
+    """Two studies of epsilon 2: basic composition is below 4.13. A filter for 2 counts more."""
+    scale = calibrate("skellam", l1=5, l2=math.sqrt(5), unit_cells=5, epsilon=2.0, delta=DELTA)
+    loss = AdditiveLoss(noise="skellam", scale=scale, l1=5.0, l2=math.sqrt(5), unit_cells=5)
+    ledger = Ledger(Budget(epsilon=2.0, delta=DELTA))
+    ledger.charge(campaign="one", cohort="all", task="1", loss=loss)
+    with pytest.raises(BudgetError) as refused:
+        ledger.charge(campaign="two", cohort="all", task="2", loss=loss)
+    named = float(str(refused.value).split("bring it to ")[1].split()[0])
+    assert named < 2 * epsilon_of([loss], DELTA / 2)
+    for factor, is_enough in ((1.0, True), (0.998, False)):
+        larger = filtered(loss, loss, epsilon=factor * named)
+        assert (larger <= factor * named) is is_enough

@@ -467,9 +467,9 @@ def test_devices_vanish_from_masked_rounds() -> None:
 def test_secure_sums_of_two_rounds_adapt() -> None:
     """The noise of the norms decides whether vectors are compressed, as in 86 of 120 runs with
     other seeds: the share is at least 0.49 (Clopper and Pearson, 1e-6), so all of 20 runs are
-    whole with a probability below 2e-6. The relative deviation of an error over 4,000 coordinates is
-    1/√8,000 = 1.1%, so it is 8% off with a probability below 1e-11 (normal). Power: a standard error
-    that is 20% off is missed with a probability below 1e-9."""
+    whole with a probability below 2e-6. The relative deviation of an error over 4,000 coordinates
+    is 1/√8,000 = 1.1%, so it is 8% off with a probability below 1e-11 (normal). Power: a standard
+    error that is 20% off is missed with a probability below 1e-9."""
     vectors = cloud(300, 4_000, 0.05)
     study = STUDY | {"trust": "secure", "dropout": 0.05, "epsilon": 4.0}
     releases = (
