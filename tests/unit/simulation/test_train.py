@@ -335,10 +335,11 @@ def test_one_checkpoint_that_is_resumed_three_times_is_charged_three_times(
     assert isinstance(design.round_loss, SampledLoss)
     most = 1 + 4 + 3 if design.sampling == "passes" else 4 + 3 * 3
     rounds = replace(design.round_loss, times=most)
-    filtered, _ = compute_epsilon(ORDERS, sampled_renyi(rounds), 1e-3)  # as the ledger prices
-    assert spent[-1] == pytest.approx(filtered, rel=1e-9)
+    filtered, _ = compute_epsilon(ORDERS, sampled_renyi(rounds), 1e-3)
     whole = epsilon_of([rounds], 1e-3)
-    assert whole <= spent[-1]
+    # As a list fixed in advance: exactly, or by Rényi divergences. Each exact loss is rounded up by
+    # at most 1e-3.
+    assert whole - 1e-3 * most <= spent[-1] <= filtered * (1 + 1e-9)
     once = epsilon_of([design.loss], 1e-3)
     assert whole > 1.3 * once  # the control: one training costs far less
 
