@@ -57,7 +57,7 @@ def table(lines: list[Line]) -> str:
     """The race, and its peak memory."""
     peaks = [
         f"{line['case']}: peak memory {line['peak_bytes'] / 1e6:,.0f} MB "
-        f"(floor {line['floor_peak_bytes'] / 1e6:,.0f} MB), {line['algorithm']}"
+        f"(floor {line['floorpeak_bytes'] / 1e6:,.0f} MB), {line['algorithm']}"
         for line in lines
     ]
     return "\n".join([race.table(lines), *peaks])
@@ -103,7 +103,7 @@ def _race(
     def more(results: list[Any]) -> dict[str, Any]:
         return {
             "peak_bytes": max(result["peak_bytes"] for result in results),
-            "floor_peak_bytes": max(peaks),
+            "floorpeak_bytes": max(peaks),
             "algorithm": results[-1]["algorithm"],
             "study": study,
         }
@@ -176,7 +176,7 @@ def _floor(path: Path) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - started}
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """The most memory this process had resident.
 
     On Linux from its own status: getrusage would include the memory of the parent process.
@@ -192,7 +192,7 @@ def _peak_bytes() -> int:
 
 def _main(what: str, path: str, study: str) -> None:
     measured = _ours(Path(path), json.loads(study)) if what == "ours" else _floor(Path(path))
-    print(json.dumps({**measured, "peak_bytes": _peak_bytes()}))
+    print(json.dumps({**measured, "peak_bytes": peak_bytes()}))
 
 
 if __name__ == "__main__":
