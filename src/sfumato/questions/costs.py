@@ -33,6 +33,7 @@ from sfumato.sketch.vector import NormBins, VectorSketch
 START = 5e-3  # of any release
 REPORT = 4e-6  # to admit a report
 RECORD_BIT = 1e-10  # of a local record, to count it
+COUNT = 1e-8  # of a count of records, to add those that arrive together
 ENTRY = 4e-7  # of a sparse report, to sort and count it
 TABLE_BIT = 1.3e-9  # of a table, to check and add it
 MEMBER = 5e-4  # of a masked round
@@ -40,7 +41,7 @@ NEIGHBOUR = 3e-6  # of a member
 MASK_BYTE = 1e-10  # of a mask, or of a masked table, to add it
 DRAW = 1e-7  # of noise
 LOOKUP = 3e-9  # of a cell, to decode an item
-LOCAL_LOOKUP = 5e-10  # of a count of records, which are many
+LOCAL_LOOKUP = 5e-10  # of a count of records
 ITEM = 3e-7  # of the release, with its interval
 
 # Seconds of a simulation
@@ -115,7 +116,8 @@ def _task_cost(task: Any, devices: int) -> tuple[float, float]:
     if not isinstance(task, Task):
         bits = devices * task.records_per_report * 8 * task.record_bytes
         cells = sum(math.prod(tally.cells.shape) for tally in task.tallies())
-        return devices * REPORT + bits * RECORD_BIT, _TALLY * cells + _REPORT * devices
+        seconds = devices * REPORT + bits * RECORD_BIT + COUNT * cells
+        return seconds, _TALLY * cells + _REPORT * devices
     if isinstance(task.aggregation, Sparse):
         entries = devices * task.aggregation.entries
         size = entries * (_ENTRY + task.aggregation.entry_bits)

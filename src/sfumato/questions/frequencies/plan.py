@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -209,8 +210,8 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
         return Batch(task.id, total, devices)
 
     campaign, rng = FrequencyCampaign(design, synthetic), SeededRng(0)
-    ledger = Ledger(Budget(epsilon=None, delta=study.delta))
-    run(campaign, gather, ledger=ledger, rng=rng)
+    with closing(Ledger(Budget(epsilon=None, delta=study.delta))) as ledger:
+        run(campaign, gather, ledger=ledger, rng=rng)
     return campaign.estimates()
 
 
