@@ -57,7 +57,7 @@ def table(lines: list[Line]) -> str:
     """The race, and its peak memory."""
     peaks = [
         f"{line['case']}: peak memory {line['peak_bytes'] / 1e6:,.0f} MB "
-        f"(floor {line['floorpeak_bytes'] / 1e6:,.0f} MB), {line['algorithm']}"
+        f"(floor {line['floor_peak_bytes'] / 1e6:,.0f} MB), {line['algorithm']}"
         for line in lines
     ]
     return "\n".join([race.table(lines), *peaks])
@@ -103,7 +103,7 @@ def _race(
     def more(results: list[Any]) -> dict[str, Any]:
         return {
             "peak_bytes": max(result["peak_bytes"] for result in results),
-            "floorpeak_bytes": max(peaks),
+            "floor_peak_bytes": max(peaks),
             "algorithm": results[-1]["algorithm"],
             "study": study,
         }

@@ -311,7 +311,13 @@ def test_a_simulation_closes_its_own_ledger_and_leaves_yours_open(
 ) -> None:
     """Python 3.13 warns of connections that were not closed."""
     closed = list[Ledger]()
-    monkeypatch.setattr(Ledger, "close", closed.append)
+    close = Ledger.close
+
+    def recorded(ledger: Ledger) -> None:
+        closed.append(ledger)
+        close(ledger)
+
+    monkeypatch.setattr(Ledger, "close", recorded)
     study = {"question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-6}
     planned = sfumato.plan(study | {"devices": 100}, items=["oak", "elm"])
     closed.clear()
