@@ -31,6 +31,7 @@ GROUPS = {
         "rounds",
         "pages",
         "server",
+        "studies",
     ),
     "accuracy": ("refined", "coverage", "secure", "plans", "targets", "words", "comparison"),
 }

@@ -3,7 +3,7 @@
 Every device answers by itself, in reports or in a masked round. What the collector does with the
 answers is timed: admitting and adding reports, or its part of a masked round, the noise and the
 release. HTTP and the store are left out; `ingest` and `rounds` measure them. The rates of
-`sfumato.questions.server_cost` come from here.
+`sfumato.questions.costs` come from here.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _work(planned: Plan, *, seed: int) -> tuple[float, int]:
     rng, watch = SeededRng(seed), Watch()
     seeded = planned.design.with_seed(rng)
     question = seeded.question
-    values = _values(planned, seed)
+    held = values(planned, seed)
     campaign = question.campaign(planned, secret=seeded.secret)
     ledger = Ledger(Budget(epsilon=None, delta=planned.study.delta))
     rounds, spent_aside = 0, 0.0
@@ -152,7 +152,7 @@ def _work(planned: Plan, *, seed: int) -> tuple[float, int]:
         rounds += 1
         started, before = time.process_time(), watch.seconds
         share = round(question.cohort_size(task))  # type: ignore[attr-defined]  # all designs have it
-        cohort = np.resize(np.roll(values, -len(tasks) * share, axis=0), (share, *values.shape[1:]))
+        cohort = np.resize(np.roll(held, -len(tasks) * share, axis=0), (share, *held.shape[1:]))
         batch = (
             _masked(task, question, cohort, places, watch)
             if task.is_masked
@@ -224,7 +224,7 @@ def _value(value: Any) -> Any:
     return [str(value)] if np.ndim(value) == 0 else value
 
 
-def _values(planned: Plan, seed: int) -> npt.NDArray[Any]:
+def values(planned: Plan, seed: int) -> npt.NDArray[Any]:
     """What each device holds: an item of the law that plans assume, or a vector."""
     study, chance = planned.study, np.random.default_rng(seed)
     assert study.devices is not None  # cases set it

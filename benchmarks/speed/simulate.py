@@ -176,7 +176,7 @@ def _floor(path: Path) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - started}
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """The most memory this process had resident.
 
     On Linux from its own status: getrusage would include the memory of the parent process.
@@ -192,7 +192,7 @@ def _peak_bytes() -> int:
 
 def _main(what: str, path: str, study: str) -> None:
     measured = _ours(Path(path), json.loads(study)) if what == "ours" else _floor(Path(path))
-    print(json.dumps({**measured, "peak_bytes": _peak_bytes()}))
+    print(json.dumps({**measured, "peak_bytes": peak_bytes()}))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class SfumatoError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # below the message in a traceback
 
 
 class SimulationWarning(UserWarning):

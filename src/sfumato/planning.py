@@ -301,7 +301,8 @@ def _dictionary(
         return Dictionary(pa.concat_arrays(parts) if parts else pa.array([], type=pa.string()))
     if study.facts.dictionary == "listed":
         raise StudyError(
-            f"{study.question} are of listed items; give a dictionary (a CSV or Parquet file)"
+            f"{study.question} are of listed items; give items, or the study a dictionary (a CSV "
+            "or Parquet file)"
         )
     return None
 

@@ -25,7 +25,7 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from decimal import Decimal
 from typing import Any, TypeVar, dataclass_transform
@@ -210,6 +210,11 @@ def _hints(cls: type) -> Mapping[str, Any]:
     return _HINTS[cls]
 
 
+def _listed(options: Sequence[str]) -> str:
+    """The options as in a sentence: a, b or c."""
+    return " or ".join(filter(None, [", ".join(options[:-1]), options[-1]]))
+
+
 def _check_types(value: Any) -> None:
     hints = _hints(type(value))
     for each in fields(value):
@@ -217,8 +222,7 @@ def _check_types(value: Any) -> None:
         if not _fits(member, hints[each.name]):
             options = _options(hints[each.name])
             raise SpecError(
-                f"{each.name} of {type(value).__name__} must be {' or '.join(options)}; "
-                f"got {member!r}",
+                f"{each.name} of {type(value).__name__} must be {_listed(options)}; got {member!r}",
                 hint=suggestion(member, options) if isinstance(member, str) else None,
             )
 

@@ -30,6 +30,7 @@ NAMES = (
     "rounds",
     "pages",
     "server",
+    "studies",
     "refined",
     "coverage",
     "secure",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,9 +62,11 @@ def test_every_package_of_a_named_extra_is_required_by_it() -> None:
 class Environment:
     """An environment with the built wheel and, if `base` is given, with what is installed there."""
 
-    def __init__(self, folder: Path, base: Environment | None = None) -> None:
+    def __init__(
+        self, folder: Path, base: Environment | None = None, *, python: str = sys.executable
+    ) -> None:
         self.folder = folder
-        assert run(sys.executable, "-m", "venv", str(folder), cwd=folder.parent).returncode == 0
+        assert run(python, "-m", "venv", str(folder), cwd=folder.parent).returncode == 0
         (self.site,) = folder.glob("lib/*/site-packages")
         if base is not None:
             (self.site / "base.pth").write_text(str(base.site))
@@ -158,7 +161,34 @@ def test_each_extra_has_everything_for_its_commands(
     environment = Environment(folder / "env", core)
     environment.install(f"sfumato[{extras}] @ {wheel.as_uri()}")
     write_study(folder)
-    for extra in extras.split(","):
+    check_commands(environment, extras.split(","))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_500)
+@pytest.mark.parametrize("extras", [[], [*NEEDS]], ids=["core", "extras"])
+@pytest.mark.parametrize("python", ["python3.12", "python3.13", "python3.14"])
+def test_the_wheel_works_with_later_pythons(
+    wheel: Path, folder: Path, python: str, extras: list[str]
+) -> None:
+    """Without extras, and with all of them together."""
+    interpreter = shutil.which(python)
+    if interpreter is None:
+        pytest.skip(f"no {python} on the PATH")
+    environment = Environment(folder / "env", python=interpreter)
+    environment.install(f"sfumato[{','.join(extras)}] @ {wheel.as_uri()}")
+    write_study(folder)
+    version = environment.python("-c", "import sys; print('python%d.%d' % sys.version_info[:2])")
+    assert version.stdout.strip() == python
+    answer = environment.sfumato(*SIMULATE)
+    assert answer.returncode == 0, answer.stderr
+    assert "oak" in answer.stdout
+    check_commands(environment, extras)
+
+
+def check_commands(environment: Environment, extras: list[str]) -> None:
+    """Each extra's command works, and asks for no other."""
+    for extra in extras:
         command, code, words = NEEDS[extra]
         result = environment.sfumato(*command)
         assert result.returncode == code, result.stderr

@@ -644,7 +644,7 @@ def test_sizes_of_a_study_are_silent_unless_given(name: str, value: float) -> No
 
 def test_a_wrong_type_is_named_in_words_and_a_similar_value_suggested() -> None:
     keys: Any = {"question": "frequencies", "trust": "Central", "epsilon": 1.0}
-    with pytest.raises(SpecError, match="trust of Study must be local or secure or central") as one:
+    with pytest.raises(SpecError, match="trust of Study must be local, secure or central") as one:
         Study.from_mapping(keys)
     assert one.value.hint == "did you mean central?"
     with pytest.raises(SpecError, match="devices of Study must be a whole number; got 'many'"):

@@ -222,6 +222,7 @@ def simulate_command(
         if epsilon is not None and question.is_local:  # epsilon is that of one report
             epsilon *= question.daily_reports or 1
         account = Ledger(Budget(epsilon=epsilon, delta=question.delta), ledger)
+        click.get_current_context().call_on_close(account.close)
     with progress_bar() as progress, warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always", SimulationWarning)
         release: Any = simulate(
@@ -352,6 +353,7 @@ def train_command(
     account = None
     if ledger is not None:
         account = Ledger(Budget(epsilon=question.epsilon, delta=question.delta), ledger)
+        click.get_current_context().call_on_close(account.close)
     with progress_bar() as progress:
         progress("reading", 0.0)
         clients = loaders.read(kind, data)

@@ -592,6 +592,8 @@ def _idx(path: Path, kind: str) -> npt.NDArray[np.uint8]:
 def _npz(
     path: Path | str, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Mapping[str, npt.NDArray[np.generic]]:
+    if not Path(path).exists():
+        raise DataError(f"there is no file {path}")
     try:
         file = np.load(path, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):

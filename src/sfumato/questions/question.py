@@ -402,4 +402,8 @@ class Plan:
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):  # by segment
         return ", ".join(f"{name} {_short(number)}" for name, number in value.items())
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

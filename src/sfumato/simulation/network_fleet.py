@@ -258,7 +258,8 @@ class NetworkFleet:
         for day in range(last + _TRIES):
             if day > last and not total.pending:
                 break
-            report(f"day {day + 1}", min(day / (last + 1), 1.0))
+            report_day = partial(_report_day, report, day, last + 1)
+            report_day(0.0)
             if 0 < day < days:
                 time.sleep(pause_seconds)
                 offer = self._offer(study, today + day, TIMEOUT_SECONDS)
@@ -268,7 +269,7 @@ class NetworkFleet:
                 tries += 1
             refused = self._refused()
             total = replace(total, pending=0)
-            for results, sending in self._all_devices(offer, numbers, today, day, days):
+            for results, sending in self._all_devices(offer, numbers, today, day, days, report_day):
                 outcomes += results
                 total += sending
         return outcomes, total, today + day + 1
@@ -308,12 +309,15 @@ class NetworkFleet:
                 time.sleep(0.1)
                 continue
             respondents = self._respondents_of(offer.task.cohort)
-            sessions = {
-                number: RoundSession(part, draw_dropout_phase(rates, self._chance))
-                for number in respondents
-                if number not in dropouts
-                and isinstance(part := self._part(study, number, timeout), RoundClient)
-            }
+            sessions = dict[int, RoundSession]()
+            for place, number in enumerate(respondents):
+                report(f"joining round {rounds + 1}", place / len(respondents))
+                if number in dropouts:
+                    continue
+                part = self._part(study, number, timeout)
+                if isinstance(part, RoundClient):
+                    dropout_phase = draw_dropout_phase(rates, self._chance)
+                    sessions[number] = RoundSession(part, dropout_phase)
             refused = "" if sessions else offer.task.id
             sessions = sessions_of_first_task(sessions, offer.task.id, order)
             if sessions:
@@ -389,17 +393,29 @@ class NetworkFleet:
         self.close()
 
     def _all_devices(
-        self, offer: Offer, numbers: Collection[int], today: int, day: int, days: int
+        self,
+        offer: Offer,
+        numbers: Collection[int],
+        today: int,
+        day: int,
+        days: int,
+        progress: Callable[[float], None],
     ) -> Iterator[tuple[Counter[str], SendSummary]]:
-        """Run one day of these devices, in one thread per connection."""
+        """Run one day of these devices, in one thread per connection. `progress` gets the share of
+        the first connection's devices that are done."""
         links = len(self._links)
 
-        def drive(link: int) -> list[tuple[Counter[str], SendSummary]]:
-            mine = [number for number in numbers if number % links == link]
-            return [self._run_day(number, offer, today + day, day, days) for number in mine]
+        def drive(
+            link: int, report: Callable[[float], None]
+        ) -> list[tuple[Counter[str], SendSummary]]:
+            mine, results = [number for number in numbers if number % links == link], []
+            for place, number in enumerate(mine):
+                report(place / len(mine))
+                results.append(self._run_day(number, offer, today + day, day, days))
+            return results
 
         with ThreadPoolExecutor(links) as threads:
-            for results in threads.map(drive, range(links)):
+            for results in threads.map(drive, range(links), chain([progress], repeat(_silent))):
                 yield from results
 
     def _run_day(
@@ -560,6 +576,11 @@ def drive_sessions(
 
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
         return sum(threads.map(drive, groups, reports), Counter[str]())
+
+
+def _report_day(report: Callable[[str, float], None], day: int, days: int, share: float) -> None:
+    """Report the share of a day of so many; the remaining records may take more days."""
+    report(f"day {day + 1}", min((day + share) / days, 1.0))
 
 
 def _silent(share: float) -> None:

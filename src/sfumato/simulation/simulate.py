@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -127,17 +128,18 @@ def simulate(
     devices, notes = sized.bound(population, plan=planned, rng=rng, alone=alone)
     cohorts = Cohorts.of(planned.study, sized, seeded.seed, devices.devices, exact=alone)
     epsilon = None if study.is_local else planned.study.epsilon  # local reports are not charged
-    ledger = ledger or Ledger(Budget(epsilon=epsilon, delta=planned.study.delta))
-    parts = (devices, cohorts, sized, planned.dictionary, rng, engine or LocalEngine(), report)
-    fleet = DeviceFleet(*parts, seed=seed, ledger=ledger) if alone else Fleet(*parts)
-    campaign = sized.campaign(
-        planned,
-        secret=seeded.secret,
-        # The threshold is for counts over all devices; the campaign counts respondents only.
-        least=(planned.study.threshold or 0.0) * (1 - planned.study.expected_dropout),
-        devices=min(sized.devices, devices.devices),
-    )
-    run(campaign, fleet.gather, ledger=ledger, rng=rng, charge_of=sized.charge_of)
+    own = Budget(epsilon=epsilon, delta=planned.study.delta)
+    with closing(Ledger(own)) if ledger is None else nullcontext(ledger) as account:
+        parts = (devices, cohorts, sized, planned.dictionary, rng, engine or LocalEngine(), report)
+        fleet = DeviceFleet(*parts, seed=seed, ledger=account) if alone else Fleet(*parts)
+        campaign = sized.campaign(
+            planned,
+            secret=seeded.secret,
+            # The threshold is for counts over all devices; the campaign counts respondents only.
+            least=(planned.study.threshold or 0.0) * (1 - planned.study.expected_dropout),
+            devices=min(sized.devices, devices.devices),
+        )
+        run(campaign, fleet.gather, ledger=account, rng=rng, charge_of=sized.charge_of)
     report("estimating", 1.0)
     participation = fleet.participation(
         rounds=planned.predicted["rounds"],

@@ -97,6 +97,19 @@ def test_a_local_study_gets_every_record_of_every_day(tmp_path: Path) -> None:
         assert stored(collector.store) == 90
 
 
+def test_a_day_reports_how_far_it_is() -> None:
+    """One connection has four devices: each of them moves the progress."""
+    reports: list[tuple[str, float]] = []
+    with running() as server:
+        server.offer(HASHED)
+        with NetworkFleet(server.url, PUBLIC, [["oak"]] * 4, connections=1) as fleet:
+            fleet.ask("Street trees", progress=lambda *report: reports.append(report))
+    shares = [share for stage, share in reports if stage == "day 1"]
+    assert len(set(shares)) == 4
+    assert shares == sorted(shares)
+    assert shares[-1] < 1
+
+
 def test_every_device_of_a_fleet_sends_as_much_whatever_it_holds() -> None:
     holdings = [["oak"], [], ["oak", "elm", "fir"], ["elm", "elm"]]
     for offer, days, each in ((HASHED, 1, 1), (HASHED, 3, 3), (TWO, 2, 4)):

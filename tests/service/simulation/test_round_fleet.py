@@ -65,6 +65,7 @@ def released(collector: CollectorServer, study: StudyRow) -> dict[str, Any]:
 def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> None:
     """Two cohorts of twelve, with repeated messages and lost answers."""
     items = [f"tree {k}" for k in range(24)]
+    stages = set[str]()
     with running(settings(tmp_path)) as collector:
         study = create(
             collector,
@@ -84,12 +85,13 @@ def test_a_fleet_answers_masked_rounds_over_a_bad_network(tmp_path: Path) -> Non
             connections=4,
             seed=SEED,
         ) as fleet:
-            summary = fleet.ask(NAME)
+            summary = fleet.ask(NAME, progress=lambda stage, share: stages.add(stage))
         release = CountRelease.from_dict(released(collector, study))
     assert summary.sent == summary.outcomes[RoundOutcome.DONE] == 24
     assert summary.repeated > 0
     assert summary.lost > 0
     assert release.counts.tolist() == [1.0] * 24
+    assert stages >= {"joining round 1", "round 1", "joining round 2", "round 2"}
 
 
 @pytest.mark.slow

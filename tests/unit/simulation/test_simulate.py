@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -303,3 +304,33 @@ def test_bounding_keeps_a_population_without_owners_as_it_is() -> None:
     population = Population.load(["oak", "elm"])
     assert population.bounded(1, rng=SeededRng(SEED)) is population
     assert "oak" not in repr(population)
+
+
+def test_a_simulation_closes_its_own_ledger_and_leaves_yours_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.13 warns of connections that were not closed."""
+    closed = list[Ledger]()
+    close = Ledger.close
+
+    def recorded(ledger: Ledger) -> None:
+        closed.append(ledger)
+        close(ledger)
+
+    monkeypatch.setattr(Ledger, "close", recorded)
+    study = {"question": "frequencies", "trust": "central", "epsilon": 1.0, "delta": 1e-6}
+    planned = sfumato.plan(study | {"devices": 100}, items=["oak", "elm"])
+    closed.clear()
+    sfumato.simulate(planned, ["oak"] * 100, seed=1)
+    assert len(closed) == 1
+    ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
+    sfumato.simulate(planned, ["oak"] * 100, seed=1, ledger=ledger)
+    assert len(closed) == 1
+    assert ledger.spent() > 0
+
+
+def test_a_hint_is_below_the_message_in_a_traceback() -> None:
+    with pytest.raises(sfumato.SfumatoError, match="local, secure or central") as problem:
+        sfumato.plan({"question": "frequencies", "trust": "Central", "epsilon": 1.0})
+    text = "".join(traceback.format_exception(problem.value))
+    assert text.endswith("got 'Central'\nhint: did you mean central?\n")

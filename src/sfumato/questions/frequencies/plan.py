@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -35,6 +36,7 @@ from sfumato.privacy import (
 from sfumato.privacy.noise import AT_RELEASE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.design import (
     PILOT_COHORT,
     PILOT_WIDTH,
@@ -56,7 +58,6 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.study import Study
 
@@ -67,7 +68,6 @@ MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fix
 PILOT_MOST, PILOT_LEAST = 10_000, 500  # devices
 PAPER_PILOT_MOST = 5_000  # of a million
 READINGS = 30  # of each item by the refined decoder, also to find the significant ones
-DECODER = 10**8  # look-ups that take as long as the rest of that decoder
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
@@ -93,7 +93,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         **design.traffic(estimates.width),
         **_bounds(study, design),
         **({"dictionary_bytes": dictionary.bytes} if design.mode == "one_hot" else {}),
-        **_server_cost(design, estimates.width),
+        **_costs(design, estimates.width),
         "rounds": design.rounds + (1 if design.pilot_devices else 0),
         **(
             assumption(law)
@@ -140,7 +140,7 @@ def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
     return {"most_bytes_per_device": most, "minimax_width": minimax_width(study)}
 
 
-def _server_cost(design: FrequencyDesign, width: int) -> dict[str, float | int]:
+def _costs(design: FrequencyDesign, width: int) -> dict[str, float | int]:
     tasks: list[tuple[Task, int]] = [
         (design.tasks(width)[0], design.devices - design.pilot_devices)
     ]
@@ -148,8 +148,8 @@ def _server_cost(design: FrequencyDesign, width: int) -> dict[str, float | int]:
         tasks.append((design.pilot(), design.pilot_devices))
     tables = design.rounds if design.every_round and design.mode != "shared" else 1
     is_exact = design.mode == "one_hot"
-    lookups = 0 if is_exact else DECODER + READINGS * design.items * design.rows * tables
-    return server_cost(tasks, lookups=lookups, items=design.items)
+    lookups = 0 if is_exact else READINGS * design.items * design.rows * tables
+    return costs(tasks, lookups=lookups, items=design.items)
 
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
@@ -210,8 +210,8 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
         return Batch(task.id, total, devices)
 
     campaign, rng = FrequencyCampaign(design, synthetic), SeededRng(0)
-    ledger = Ledger(Budget(epsilon=None, delta=study.delta))
-    run(campaign, gather, ledger=ledger, rng=rng)
+    with closing(Ledger(Budget(epsilon=None, delta=study.delta))) as ledger:
+        run(campaign, gather, ledger=ledger, rng=rng)
     return campaign.estimates()
 
 

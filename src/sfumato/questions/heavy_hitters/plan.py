@@ -20,6 +20,7 @@ from sfumato.privacy.listing import without_promise
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
@@ -50,7 +51,6 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -105,7 +105,7 @@ def _plan(study: Study, design: ListDesign) -> Plan:
         "sampling_rate": mechanism.rate,
         "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
         **traffic(design),
-        **_server_cost(design, detectable),
+        **_costs(design, detectable),
         "rounds": names.rounds,
         "assumes": "nothing about the data"
         if not names.adaptive
@@ -192,7 +192,7 @@ def check_delta(study: Study) -> None:
         )
 
 
-def _server_cost(design: ListDesign, detectable: float) -> dict[str, float | int]:
+def _costs(design: ListDesign, detectable: float) -> dict[str, float | int]:
     """Every cell of a table is read once, and each listed item in every round's counts."""
     names, tasks = design.names, [(design.names.tasks()[0], design.names.devices)]
     listed = names.devices * names.items_per_device / max(detectable, 1)
@@ -200,7 +200,7 @@ def _server_cost(design: ListDesign, detectable: float) -> dict[str, float | int
     if design.counts is not None:
         tasks.append((design.counts.tasks()[0], design.counts.devices))
         lookups += READINGS * listed * design.counts.rows * names.rounds
-    return server_cost(tasks, lookups=lookups, items=listed)
+    return costs(tasks, lookups=lookups, items=listed)
 
 
 def traffic(design: ListDesign) -> dict[str, int]:

@@ -13,6 +13,7 @@ from sfumato.flow.task import most_devices
 from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
 from sfumato.questions import guarantees
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import delta_warning
 from sfumato.questions.heavy_hitters import plan as invertible
 from sfumato.questions.heavy_hitters.plan import (
@@ -24,7 +25,6 @@ from sfumato.questions.heavy_hitters.plan import (
 from sfumato.questions.item_lists.design import ItemListDesign
 from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_promise
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling import plan as threshold_sampling
 from sfumato.study import Study
 
@@ -117,7 +117,7 @@ def _plan(study: Study) -> Plan:
         **({} if cut is None else {"failure_probability": cut.failure}),
         **list_errors(study, mechanism, detectable),
         **traffic,
-        **server_cost(
+        **costs(
             [(design.tasks()[0], study.devices)],
             lookups=0,
             items=study.devices / max(detectable, 1),

@@ -28,11 +28,11 @@ from sfumato.privacy import (
     debias,
 )
 from sfumato.questions import sizing
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import assumption, reference_law
 from sfumato.questions.local_frequencies.design import NAMES, LocalDesign, oracle_of
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.study import Study
 
 TABLE_CELLS = 250_000  # a table of a million bytes, at four per cell
@@ -275,7 +275,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "bytes_per_report": best.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * best.record_bytes,
         "table_bytes": best.table_bytes,
-        **_server_cost(design),
+        **_costs(design),
         "rounds": study.round_count,
         **assumption(law),
     }
@@ -283,7 +283,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     return design, predicted
 
 
-def _server_cost(design: LocalDesign) -> dict[str, float | int]:
+def _costs(design: LocalDesign) -> dict[str, float | int]:
     """Every item, and placebos, are read in every row (the paper's p·k), and again to solve for
     collisions; a Hadamard sketch is transformed first (k·m·log m). Records are counted bit by bit
     (n·m, or n if they are short)."""
@@ -292,7 +292,7 @@ def _server_cost(design: LocalDesign) -> dict[str, float | int]:
     lookups = readings * (design.items + debias.PLACEBOS) * rows * design.rounds
     if isinstance(design.randomizer, HadamardCountMeanSketch):
         lookups += design.rounds * rows * width * round(math.log2(width))
-    return server_cost([(design.tasks()[0], design.devices)], lookups=lookups, items=design.items)
+    return costs([(design.tasks()[0], design.devices)], lookups=lookups, items=design.items)
 
 
 def _shortest(

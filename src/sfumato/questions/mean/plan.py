@@ -14,6 +14,7 @@ from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.accounting import SMOOTHING, gaussian_stddev
 from sfumato.privacy.samplers import LARGEST_SCALE
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
 from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
@@ -39,7 +40,6 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import NormBins
 from sfumato.sketch.dense import spread_of_squares
 from sfumato.study import Study, require
@@ -403,7 +403,7 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
     predicted |= traffic(tasks)
     decoded = design.dimensions * (design.row_count if width else 0)
     usual = _usual_tasks(design) if design.adapts else tasks
-    predicted |= server_cost(
+    predicted |= costs(
         [(task, design.devices) for task in usual], lookups=decoded, items=design.dimensions
     )
     if design.adapts:

@@ -13,13 +13,13 @@ from sfumato.errors import StudyError
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.word_discovery import PASSES, FragmentPuzzle, PrefixExtension
 from sfumato.privacy import CountMeanSketch, HashedResponse, debias
+from sfumato.questions.costs import costs
 from sfumato.questions.heavy_hitters.plan import named_errors, three_counts
 from sfumato.questions.local_frequencies.plan import PAPER_WIDTH, hashed_width
 from sfumato.questions.new_words.design import NAMES, WordDesign
 from sfumato.questions.new_words.detection import Search, detectable, listing_chance, stages
 from sfumato.questions.promise import local_promise
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.sketch.words import BYTES, LATIN, LONGEST_TEXT, LONGEST_WORD, check_alphabet
 from sfumato.study import Study
 
@@ -70,7 +70,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "detectable_count": count,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
-        **server_cost(
+        **costs(
             [(design.tasks()[0], study.devices)],
             lookups=_lookups(search, records),
             items=records / max(count, 1.0),

@@ -25,6 +25,7 @@ from sfumato.privacy import (
     least_noise,
 )
 from sfumato.questions.answers import with_sampling
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     READINGS,
@@ -53,7 +54,6 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
 from sfumato.study import Study, require
@@ -270,7 +270,7 @@ def predict(design: PrefixDesign, *, answering: int | None = None) -> dict[str, 
         "standard_error": levels[-1].error,
         "rounds": design.task_count,
         **secure_sum.traffic(design.tasks()),
-        **server_cost(
+        **costs(
             [(task, design.devices) for task in design.tasks()],
             lookups=lookups,
             items=count / max(detectable, 1),

@@ -13,6 +13,7 @@ from sfumato.flow.release import Privacy
 from sfumato.privacy import NoNoise
 from sfumato.questions import guarantees
 from sfumato.questions.answers import with_sampling
+from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
 from sfumato.questions.frequencies.plan import round_warnings, secure_of
 from sfumato.questions.heavy_hitters.design import most_in_round, most_sampled
@@ -30,7 +31,6 @@ from sfumato.questions.promise import (
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
-from sfumato.questions.server_cost import server_cost
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
 from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
 from sfumato.sketch.sampled import UNITS
@@ -122,7 +122,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         "words": -(-design.task(0).message_bits // WORD_BITS),
         "least_order_of_words": least,
         **traffic,
-        **server_cost(
+        **costs(
             [
                 (design.task(number), study.devices // study.round_count)
                 for number in range(study.round_count)

@@ -1,7 +1,8 @@
-"""The collector's predicted work grows with the sizes that it depends on."""
+"""The predicted work of collectors and simulations grows with the sizes that it depends on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ ITEMS = [f"tree {k}" for k in range(2_000)]
 
 
 def seconds(question: str, trust: str, *, items: int = 500, **keys: Any) -> float:
+    return float(_plan(question, trust, items=items, **keys)["server_seconds"])
+
+
+def _plan(question: str, trust: str, *, items: int = 500, **keys: Any) -> Mapping[str, Any]:
     study = {"question": question, "trust": trust, "epsilon": 4.0, "devices": 3_000_000, **keys}
     listed = ITEMS[:items] if question == "frequencies" else None
-    return float(plan(study, items=listed).predicted["server_seconds"])
+    return plan(study, items=listed).predicted
 
 
 @pytest.mark.parametrize(
@@ -74,3 +79,29 @@ def test_memory_is_that_of_the_largest_table() -> None:
 
     assert memory(dimensions=10_000_000) > 5 * memory(dimensions=1_000_000)
     assert memory(dimensions=1_000_000) > 24e6  # 64-bit integers, three times
+
+
+@pytest.mark.parametrize(
+    ("question", "trust", "keys"),
+    [
+        ("frequencies", "central", {}),
+        ("frequencies", "central", {"algorithm": "count_sketch"}),
+        ("frequencies", "secure", {}),
+        ("frequencies", "local", {}),
+        ("heavy_hitters", "central", {}),
+        ("heavy_hitters", "secure", {"word_length": 4}),
+        ("histogram", "central", {}),
+        ("new_words", "local", {"word_length": 4}),
+        ("mean", "central", {"dimensions": 100, "clip": 1.0}),
+        ("mean", "secure", {"dimensions": 100, "clip": 1.0}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_simulation_of_more_devices_is_predicted_to_take_longer(
+    question: str, trust: str, keys: dict[str, Any]
+) -> None:
+    """Ten times as long at most, and in less time than the collector of real devices."""
+    few, many = (_plan(question, trust, **keys, devices=count) for count in (30_000, 300_000))
+    assert 1 < many["simulate_seconds"] / few["simulate_seconds"] < 13
+    assert many["simulate_bytes"] >= few["simulate_bytes"] > 1e8  # Python alone takes that much
+    assert many["simulate_seconds"] < many["server_seconds"]
