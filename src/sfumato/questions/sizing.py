@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ PEELED_FROM = 4.0  # standard deviations from which the refined decoder takes an
 COMMON = 100  # of the most common items, those whose sampling matters
 SMALLEST_WIDTH = 3  # cells per row that a pilot may find sufficient
 _STEPS, _FIT = 200, 1e-4  # of the prediction
+_SIZES, _GROWTH = 200, 1.05  # of shares, and of deviations, among which a bound takes the worst
 
 
 def rows_for(items: int, *, risk: float = RISK, paper: bool = False) -> int:
@@ -155,7 +158,7 @@ def predicted_spread(
     ranked = np.sort(shares)[::-1]
     squares = ranked**2
     most = int(rows * width) // 2  # the decoder fits at most half as many items as there are cells
-    peeled_from, deviations = _peeled_from(rounds), -float(special.ndtri(risk))
+    peeled_from, deviations = _peeled_from(rounds), _deviations(risk)
     noisy = noise**2 / rows
     cells = rows * width * gain
     beyond = float(squares[most:].sum())
@@ -246,28 +249,132 @@ def width_for(
 
 
 def width_for_any(
-    spread: float, *, rows: int, noise: float, rounds: int, gain: int, risk: float
+    spread: float,
+    *,
+    rows: int,
+    noise: float,
+    rounds: int,
+    gain: int,
+    risk: float,
+    mass: float = 1.0,
 ) -> float:
     """The width with which estimates have at most this standard deviation, whatever the data.
 
-    Shares sum to one, so of the squares that stay in the tables, the mean and the variance are
-    averages, over the mass at each size, of those of shares of one size of x standard deviations
-    only: x·Φ(c − x) and x³·Φ(c − x)·Φ(x − c), where items are taken out from c standard deviations.
-    So is the number of items that are fitted, Φ(x − c)/x. The worst quantile, mean + z·√variance,
-    is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
+    Shares sum to `mass`, so of the squares that stay in the tables, the mean and the variance are
+    averages over the mass at each size, and so are the cells that fitting takes (`_needs`). The
+    worst quantile, mean + z·√variance, is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
+    """
+    left = spread**2 - noise**2 / rows
+    if left <= 0:
+        return math.inf
+    sizes = spread * np.linspace(0.01, _peeled_from(rounds) + 4, 1_000)
+    mean, variance = _needs(sizes, spread, rounds=rounds, gain=gain)
+    half = _deviations(risk) / 2
+    roots = np.sqrt(mass * variance[variance > 0])
+    tangents = mean + half * variance / roots[:, None]
+    return float(np.min(mass * tangents.max(axis=1) + half * roots)) / (rows * left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLimits:
+    """What a sample of devices shows of shares, whatever their law.
+
+    They sum to at most `mass`. Their squares have the limits `squares`: the least sum of squares +
+    cubes·share³, and the largest of squares − cubes·share³. None was read above `largest`, with
+    readings of the standard deviation `error`, and sampling beside; laws under which that has less
+    than the probability `level` are excluded.
+    """
+
+    mass: float
+    devices: int
+    squares: tuple[float, float]
+    cubes: float
+    largest: float
+    error: float
+    level: float
+
+    @property
+    def most(self) -> float:
+        """No share is larger: a single one would be too surprising."""
+        squared = _deviations(self.level) ** 2
+        half = squared / self.devices / 2
+        variance = self.largest / self.devices + self.error**2
+        return self.largest + half + math.sqrt(half**2 + squared * variance)
+
+    def surprise(self, shares: F64) -> F64:
+        """Minus the logarithm of the probability that a share of this size is not read above
+        `largest`: of all shares it may sum to −log(level)."""
+        from scipy import special  # slow to import
+
+        deviations = np.sqrt(self.error**2 + shares / self.devices)
+        return np.asarray(-special.log_ndtr((self.largest - shares) / deviations))
+
+
+def width_within(
+    limits: ShareLimits,
+    spread: float,
+    *,
+    rows: int,
+    noise: float,
+    rounds: int,
+    gain: int,
+    risk: float,
+) -> float:
+    """The width with which estimates have at most this standard deviation, for any data within
+    these limits.
+
+    As for `width_for_any`, but the mass at each size is a linear program. With limits on squares, a
+    larger deviation than `spread` can need more cells, and the fixed point of `predicted_spread` is
+    reached from above: so the worst of them is taken.
+    """
+    from scipy import optimize  # slow to import
+
+    sizes_of: Any = {"rows": rows, "noise": noise, "rounds": rounds, "gain": gain, "risk": risk}
+    if spread**2 <= noise**2 / rows:
+        return math.inf
+    half, worst, deviation = _deviations(risk) / 2, 0.0, spread
+    least, most = limits.squares
+    bounds = [limits.mass, most, -least, -math.log(limits.level)]
+    while True:
+        width = width_for_any(deviation, **sizes_of, mass=limits.mass)
+        if width <= worst:  # it falls as deviations grow, so later ones need less
+            return worst
+        sizes = np.geomspace(deviation / 100, limits.most, _SIZES)
+        mean, variance = _needs(sizes, deviation, rounds=rounds, gain=gain)
+        cubes = limits.cubes * sizes**2
+        sums = [np.ones(_SIZES), sizes - cubes, -sizes - cubes, limits.surprise(sizes) / sizes]
+        root = math.sqrt(limits.mass * variance.max())
+        for _ in range(2):  # the second tangent is at the variance of the first solution
+            tangents = mean + half * variance / root
+            solution = optimize.linprog(-tangents, A_ub=np.array(sums), b_ub=bounds)
+            if not solution.success:  # the limits exclude each other
+                return math.inf
+            need = half * root - solution.fun
+            width = min(width, need / (rows * (deviation**2 - noise**2 / rows)))
+            root = math.sqrt(solution.x @ variance) or root
+        worst = max(worst, width)
+        deviation *= _GROWTH
+
+
+def _deviations(risk: float) -> float:
+    """The standard deviations that a normal variable exceeds with this probability."""
+    return NormalDist().inv_cdf(1 - risk)
+
+
+def _needs(sizes: F64, deviation: float, *, rounds: int, gain: int) -> tuple[F64, F64]:
+    """The squares that stay in the tables per unit of mass in shares of these sizes, with those
+    that the cells of fitted items are worth; and their variance.
+
+    A share of x standard deviations stays with probability q = Φ(c − x). Per unit of mass there
+    are 1/share such items: share·q of squares stay, with the variance share³·q·(1 − q). The others
+    take a cell each, and `_inflation` divides the variance by 1 − fitted/cells; deviation² more
+    squares per item have the same effect.
     """
     from scipy import special  # slow to import
 
-    peeled_from = _peeled_from(rounds)
-    sizes = np.linspace(0.01, peeled_from + 4, 1_000)
-    stays, half = special.ndtr(peeled_from - sizes), -float(special.ndtri(risk)) / 2
-    mean = spread * (sizes * stays + (1 - stays) / sizes)  # with the cells that fitting takes
-    variance = spread**3 * sizes**3 * stays * (1 - stays)
-    roots = np.sqrt(variance[variance > 0])
-    tangents = mean + half * variance / roots[:, None]
-    worst = float(np.min(tangents.max(axis=1) + half * roots))
-    left = spread**2 - noise**2 / rows
-    return worst / (rows * gain * left) if left > 0 else math.inf
+    stays = special.ndtr(_peeled_from(rounds) - sizes / deviation)
+    mean = sizes * stays / gain + deviation**2 * (1 - stays) / sizes
+    return mean, sizes**3 * stays * (1 - stays) / gain**2
 
 
 def _peeled_from(rounds: int) -> float:

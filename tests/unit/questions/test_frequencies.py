@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from scipy import stats
 
 from checks import SEED
-from sfumato import hashing
+from sfumato import hashing, plan
 from sfumato.errors import DataError, SpecError
+from sfumato.flow.accumulator import Batch
+from sfumato.flow.campaign import run
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task
-from sfumato.privacy import NoiseAtRelease, NoNoise, SeededRng
+from sfumato.privacy import Budget, Ledger, NoiseAtRelease, NoNoise, SeededRng
 from sfumato.privacy.intervals import NoiseLaw
 from sfumato.questions import sizing
 from sfumato.questions.frequencies.design import (
@@ -24,6 +27,7 @@ from sfumato.questions.frequencies.design import (
     PILOT_WIDTH,
     FrequencyCampaign,
     FrequencyDesign,
+    law_from_pilot,
     width_from_pilot,
 )
 from sfumato.questions.question import Dictionary
@@ -351,3 +355,98 @@ def test_a_piloted_width_is_at_least_two_and_at_most_the_minimax() -> None:
             <= width_from_pilot(answer(design.pilot(), one_item), np.arange(ITEMS), design)
             <= width
         )
+
+
+# --- what a pilot shows of any law
+
+PILOT, LARGE, FAILURES = 10_000, 5_000, 0.1
+LAWS = {
+    "200 alike": np.r_[np.full(200, 0.005), np.zeros(LARGE - 200)],
+    "i^-1.1": law(1.1, LARGE),
+    "i^-0.5": law(0.5, LARGE),
+}
+
+
+def limits_shown(shares: F64, seed: int) -> sizing.ShareLimits:
+    design = make_design(
+        items=LARGE,
+        devices=20 * PILOT,
+        rows=13,
+        width=185,
+        seed=seed,
+        mechanism=NoiseAtRelease(noise="gaussian", scale=18.0),
+        decode="refined",
+        every_round=False,
+        pilot_devices=PILOT,
+        target_error=0.005,
+        failure_probability=FAILURES,
+    )
+    counts = np.random.default_rng([SEED, seed]).multinomial(PILOT, shares)
+    return law_from_pilot(
+        answer(design.pilot(), counts, SeededRng(SEED, seed)), np.arange(LARGE), design
+    )[1]
+
+
+def is_within(shares: F64, limits: sizing.ShareLimits) -> bool:
+    squares, cubes = np.sum(shares**2), limits.cubes * np.sum(shares**3)
+    least, most = limits.squares
+    surprise = limits.surprise(shares[shares > 0]).sum()
+    return bool(
+        least <= squares + cubes
+        and squares - cubes <= most
+        and surprise <= -math.log(limits.level)
+        and shares.sum() <= limits.mass + 1e-9
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWS)
+def test_the_limits_that_a_pilot_shows_hold_as_often_as_stated(name: str) -> None:
+    """They may fail with a quarter of the failure probability. Of 150 pilots, false alarm 1e-6."""
+    held = sum(is_within(LAWS[name], limits_shown(LAWS[name], seed)) for seed in range(150))
+    assert 150 - held <= stats.binom.isf(1e-6, 150, FAILURES / 4)
+
+
+def test_other_laws_are_outside_the_limits_that_a_pilot_shows() -> None:
+    """The control: 300 items of a third of a percent, and 100 of one, are not 200 of a half: their
+    squares differ by more than six deviations."""
+    for seed in range(5):
+        limits = limits_shown(LAWS["200 alike"], seed)
+        for number in (100, 300):
+            other = np.r_[np.full(number, 1 / number), np.zeros(LARGE - number)]
+            assert not is_within(other, limits)
+
+
+@pytest.mark.parametrize("items_per_device", [1, 5])
+def test_a_target_is_met_by_devices_with_one_item_and_with_several(items_per_device: int) -> None:
+    """As many items of 0.34% as there can be need most cells: with the width that suffices for one
+    item per device, five would miss the target twofold."""
+    target, share = 0.005, 0.0034
+    design = plan(
+        {
+            "question": "frequencies",
+            "trust": "central",
+            "algorithm": "count_sketch",
+            "epsilon": None,
+            "devices": 200_000,
+            "target_error": target,
+            "items_per_device": items_per_device,
+        },
+        items=pa.array([str(number) for number in range(LARGE)]),
+    ).design
+    assert isinstance(design, FrequencyDesign)
+    counts = np.zeros(LARGE, dtype=np.int64)
+    counts[: int(items_per_device / share)] = int(share * design.devices)
+    pilot = np.random.default_rng(SEED).binomial(counts, design.pilot_devices / design.devices)
+
+    def gather(task: Task) -> Batch:
+        is_pilot = task.cohort == PILOT_COHORT
+        own = pilot if is_pilot else counts - pilot
+        devices = design.pilot_devices if is_pilot else design.devices - design.pilot_devices
+        return Batch(task.id, task.sketch.encode(np.arange(LARGE), own), devices)
+
+    campaign = FrequencyCampaign(design, np.arange(LARGE))
+    run(campaign, gather, ledger=Ledger(Budget(epsilon=None, delta=1e-6)), rng=SeededRng(SEED))
+    estimates = campaign.estimates()
+    scaled = estimates.counts * design.devices / estimates.respondents
+    assert np.abs(scaled - counts).max() <= target * design.devices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
     PowerLaw,
+    ShareLimits,
     Spread,
     failure,
     fit_power_law,
@@ -30,6 +32,7 @@ from sfumato.questions.sizing import (
     tail_bound,
     width_for,
     width_for_any,
+    width_within,
 )
 from sfumato.sketch import CountSketch, DecodedRounds, refine
 
@@ -273,6 +276,81 @@ def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> Non
 
         assert predict(width).total <= spread
         assert predict(int(0.98 * width) - 2).total > spread
+
+
+def test_any_data_of_devices_with_several_items_need_as_much_more() -> None:
+    """Five times 295 items of 3.4 deviations, near the size that needs most cells, need more than
+    suffices for devices with one item, and not more than suffices for those with five."""
+    sizes: Any = {"rows": 13, "noise": 0.0, "rounds": 1, "gain": 1, "risk": 0.05}
+    spread = 0.00113
+    one, five = (width_for_any(spread, **sizes, mass=mass) for mass in (1.0, 5.0))
+    needed = width_for(np.full(5 * 295, 1 / 295), spread, **sizes, most=10_000)
+    assert 4 * one < needed <= math.ceil(five)
+
+
+SIZES: dict[str, Any] = {"rows": 13, "noise": 0.0001, "rounds": 1, "gain": 1, "risk": 0.05}
+SPREAD = 0.00113
+
+
+def limits_of(shares: Any, *, slack: float = 0.0, largest: float | None = None) -> ShareLimits:
+    """Limits that these shares keep, up to `slack` on their squares."""
+    squares = float(np.sum(shares**2))
+    return ShareLimits(
+        mass=1.0,
+        devices=10**9,
+        squares=((1 - slack) * squares, (1 + slack) * squares),
+        cubes=0.0,
+        largest=1.1 * float(shares.max()) if largest is None else largest,
+        error=1e-6,
+        level=0.01,
+    )
+
+
+def test_no_data_within_limits_need_more_than_the_bound_and_some_need_it() -> None:
+    """Laws of up to three sizes. For items of one size, with nothing else known but their squares
+    and the largest, the bound is what they need (to 5%: steps of widths and of sizes)."""
+    chance = np.random.default_rng(SEED)
+    anything = width_for_any(SPREAD, **SIZES)
+    for _ in range(8):
+        numbers = chance.integers(1, 300, size=3)
+        shares = np.repeat(chance.dirichlet(np.ones(3)) / numbers, numbers)
+        bound = width_within(limits_of(shares, slack=0.05), SPREAD, **SIZES)
+        assert width_for(shares, SPREAD, **SIZES, most=1_000) <= math.ceil(bound)
+        assert bound <= anything * (1 + 1e-9)
+    alike = np.full(200, 0.005)
+    bound = width_within(limits_of(alike), SPREAD, **SIZES)
+    assert bound == pytest.approx(width_for(alike, SPREAD, **SIZES, most=1_000), rel=0.05)
+    assert bound < 0.9 * anything
+
+
+def test_what_a_sample_leaves_open_makes_the_bound_wider() -> None:
+    alike = np.full(200, 0.005)
+    exact = limits_of(alike)
+    widths = [
+        width_within(limits, SPREAD, **SIZES)
+        for limits in (
+            exact,
+            limits_of(alike, slack=0.1),
+            limits_of(alike, slack=0.1, largest=0.02),
+            limits_of(alike, slack=1.0, largest=1.0),
+        )
+    ]
+    assert widths == sorted(widths)
+    assert widths[0] < 0.95 * widths[2] < 0.95 * widths[3]
+    assert widths[3] == pytest.approx(width_for_any(SPREAD, **SIZES), rel=0.01)
+    cubes = width_within(replace(exact, cubes=20.0), SPREAD, **SIZES)
+    assert cubes > widths[0]  # squares are less certain
+    absurd = replace(exact, squares=(0.5, 0.6))  # more than shares of at most 0.005 can have
+    assert math.isinf(width_within(absurd, SPREAD, **SIZES))
+    assert math.isinf(width_within(exact, 0.001, **SIZES | {"noise": 0.1}))
+
+
+def test_a_share_above_all_readings_is_as_surprising_as_its_reading() -> None:
+    limits = replace(limits_of(np.full(200, 0.005)), error=0.001, devices=10_000, largest=0.01)
+    deviation = math.hypot(0.001, math.sqrt(limits.most / 10_000))
+    assert stats.norm.cdf((0.01 - limits.most) / deviation) == pytest.approx(0.01)
+    assert limits.surprise(np.array([limits.most]))[0] == pytest.approx(-math.log(0.01))
+    assert limits.surprise(np.array([0.01]))[0] == pytest.approx(math.log(2))
 
 
 def test_a_failure_is_a_sum_over_items_and_sampling_counts() -> None:

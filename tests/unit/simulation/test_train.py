@@ -426,7 +426,7 @@ def test_all_that_a_release_tells_follows_from_noise_and_public_numbers(
         folder = tmp_path / str(len(results))
         folder.mkdir()
         books = Ledger(Budget(epsilon=None, delta=1e-3))
-        keys = {"epsilon": float("inf"), "noise_multiplier": 50.0, "compression": "none"}
+        keys = {"epsilon": float("inf"), "noise_multiplier": 20.0, "compression": "none"}
         trained = train(
             study(trust=trust, **keys), data, seed=1, ledger=books,
             metrics=folder / "run.jsonl", checkpoint=folder / "run.pt",

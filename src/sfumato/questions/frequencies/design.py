@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -412,7 +413,7 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
     assert design.target_error is not None  # by `check`
     answering = min(answer.count / design.pilot_devices, 1.0)
     respondents = max(1, int((design.devices - design.pilot_devices) * answering))
-    law = law_from_pilot(answer, items, design)
+    law, limits = law_from_pilot(answer, items, design)
     scale = design.devices / respondents  # a release counts all devices asked
     common = np.minimum(law[: sizing.COMMON], 1.0)
     sampling = np.sqrt(common * (1 - common) * (scale - 1) / design.devices)
@@ -422,21 +423,25 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
     )
     if spread is None:
         return design.width
-    return sizing.width_for(
-        law,
-        spread,
-        rows=design.rows,
-        noise=design.cell_noise(respondents),
-        rounds=design.rounds,
-        gain=design.gain,
-        risk=risk,
-        most=design.width,
-    )
+    sizes: Any = {
+        "rows": design.rows,
+        "noise": design.cell_noise(respondents),
+        "rounds": design.rounds,
+        "gain": design.gain,
+        "risk": risk,
+    }
+    # Of its half of the risk, items that are not taken out leave a half to the limits' own.
+    bound = sizing.width_within(limits, spread, **sizes | {"risk": risk / 2})
+    most = design.width if math.isinf(bound) else min(math.ceil(bound), design.width)
+    return sizing.width_for(law, spread, **sizes, most=max(most, sizing.SMALLEST_WIDTH))
 
 
-def law_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyDesign) -> F64:
+def law_from_pilot(
+    answer: NoisedSum, items: hashing.Items, design: FrequencyDesign
+) -> tuple[F64, sizing.ShareLimits]:
     """Shares of all items, the largest first, from the pilot's table: the items that the refined
-    decoder takes out, and a power law that explains the squares of the cells that are left."""
+    decoder takes out, and a power law that explains the squares of the cells that are left. Also
+    what the table shows of any law."""
     sketch = answer.task.sketch
     assert isinstance(sketch, CountSketch)  # `pilot` has no other
     rounds = DecodedRounds.of([(sketch, answer.table)])
@@ -452,11 +457,54 @@ def law_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyDes
     # Counts of a sample are Poisson: squares of `others` devices sum to `others` more on average.
     squares = max(row_squares - noise - others, 0.0)
     spread = float(np.sqrt(np.mean(refined.placebo_errors**2)))
-    return sizing.law_of_pilot(
+    law = sizing.law_of_pilot(
         largest / devices,
         squares=squares / devices**2,
         limit=sizing.PEELED_FROM * spread / devices,
         items=design.items,
+    )
+    return law, _limits_from_pilot(
+        answer,
+        design,
+        largest=max(float(refined.counts.max()), 0.0),
+        error=spread * math.sqrt(refined.inflation),
+    )
+
+
+def _limits_from_pilot(
+    answer: NoisedSum, design: FrequencyDesign, *, largest: float, error: float
+) -> sizing.ShareLimits:
+    """What a pilot's table shows of the shares, whatever their law, except with a quarter of the
+    failure probability. `largest` is the largest estimate of a count, and `error` its standard
+    error.
+
+    Squares of cells are read before any item is taken out, so that no choice biases them. Their sum
+    has the relative variance 2/cells, and counts of a sample add the variance
+    items_per_device·Σ (4·count³ + 2·count²). Its root depends on the law, but is at most
+    variance/(2r) + r/2 for any r: so limits are linear in the cubes.
+    """
+    sketch, devices = answer.task.sketch, max(answer.count, 1)
+    assert isinstance(sketch, CountSketch)  # `pilot` has no other
+    assert design.failure_probability is not None  # `width_from_pilot` has checked
+    mass, level = design.items_per_device, design.failure_probability / 8  # for each of two
+    row_squares = float(np.sum(np.square(answer.table, dtype=np.float64))) / sketch.rows
+    squares = max(row_squares - sketch.width * answer.task.mechanism.stddev(devices) ** 2, 0.0)
+    fixed = 2 / (sketch.rows * sketch.width) * row_squares**2 + 2 * mass * squares
+    root = math.sqrt(fixed + 4 * squares**2 / devices)
+    half = NormalDist().inv_cdf(1 - level / 2) / 2
+    limit = half * (root + fixed / root)
+    return sizing.ShareLimits(
+        mass=mass,
+        devices=devices,
+        # The squares of counts of a sample exceed those of their means by up to mass·devices.
+        squares=(
+            (squares - mass * devices - limit) / devices**2,
+            (squares + limit) / devices**2,
+        ),
+        cubes=half * 4 * mass * devices / root,
+        largest=largest / devices,
+        error=error / devices,
+        level=level,
     )
 
 

@@ -403,7 +403,7 @@ def minimax_width(study: Study) -> int:
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
     devices = _answering(study.devices, study)
     width = sizing.minimax_width(study.target_error, constant=constant, devices=devices)
-    return max(math.ceil(width), SMALLEST_WIDTH)
+    return max(math.ceil(study.items_per_device * width), SMALLEST_WIDTH)
 
 
 def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[int, int]:
@@ -421,9 +421,11 @@ def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[i
         "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
         "risk": risk,
     }
-    widest = min(sizing.width_for_any(spread, **sizes), minimax_width(study))
+    widest = sizing.width_for_any(spread, **sizes, mass=study.items_per_device)
+    widest = min(widest, minimax_width(study))
     widest = max(math.ceil(widest), SMALLEST_WIDTH)
-    return sizing.width_for(reference_law(items), spread, **sizes, most=widest), widest
+    law = study.items_per_device * reference_law(items)
+    return sizing.width_for(law, spread, **sizes, most=widest), widest
 
 
 def _noised_tables(study: Study) -> int:
