@@ -189,6 +189,7 @@ def test_prefixes_find_rarer_words_than_the_puzzle(devices: int, epsilon: float)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)  # 240 searches of more than a second of processor time each
 @pytest.mark.parametrize("devices", [6_000, 100_000])
 def test_the_puzzle_lists_words_as_often_as_predicted(listing_shares: Any, devices: int) -> None:
     """As for prefixes; see there."""
