@@ -319,9 +319,10 @@ def width_within(
     rounds: int,
     gain: int,
     risk: float,
+    unless: float = math.inf,
 ) -> float:
     """The width with which estimates have at most this standard deviation, for any data within
-    these limits.
+    these limits; or some width that is not less than `unless`, which saves time.
 
     As for `width_for_any`, but the mass at each size is a linear program. With limits on squares, a
     larger deviation than `spread` can need more cells, and the fixed point of `predicted_spread` is
@@ -337,7 +338,7 @@ def width_within(
     bounds = [limits.mass, most, -least, -math.log(limits.level)]
     while True:
         width = width_for_any(deviation, **sizes_of, mass=limits.mass)
-        if width <= worst:  # it falls as deviations grow, so later ones need less
+        if width <= worst or worst >= unless:  # it falls, so larger deviations need less
             return worst
         sizes = np.geomspace(deviation / 100, limits.most, _SIZES)
         mean, variance = _needs(sizes, deviation, rounds=rounds, gain=gain)

@@ -430,10 +430,10 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
         "gain": design.gain,
         "risk": risk,
     }
+    width = sizing.width_for(law, spread, **sizes, most=design.width)
     # Of its half of the risk, items that are not taken out leave a half to the limits' own.
-    bound = sizing.width_within(limits, spread, **sizes | {"risk": risk / 2})
-    most = design.width if math.isinf(bound) else min(math.ceil(bound), design.width)
-    return sizing.width_for(law, spread, **sizes, most=max(most, sizing.SMALLEST_WIDTH))
+    bound = sizing.width_within(limits, spread, **sizes | {"risk": risk / 2}, unless=width)
+    return width if bound >= width else max(math.ceil(bound), sizing.SMALLEST_WIDTH)
 
 
 def law_from_pilot(
