@@ -52,7 +52,7 @@ STUDY: dict[str, Any] = {
     "devices": DEVICES,
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]  # 200 studies are five minutes if busy
 
 
 @cache
