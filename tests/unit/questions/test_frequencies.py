@@ -403,8 +403,8 @@ def is_within(shares: F64, limits: sizing.ShareLimits) -> bool:
 @pytest.mark.parametrize("name", LAWS)
 def test_the_limits_that_a_pilot_shows_hold_as_often_as_stated(name: str) -> None:
     """They may fail with a quarter of the failure probability. Of 150 pilots, false alarm 1e-6."""
-    kept = sum(is_within(LAWS[name], limits_shown(LAWS[name], seed)) for seed in range(150))
-    assert 150 - kept <= stats.binom.isf(1e-6, 150, FAILURES / 4)
+    successes = sum(is_within(LAWS[name], limits_shown(LAWS[name], seed)) for seed in range(150))
+    assert 150 - successes <= stats.binom.isf(1e-6, 150, FAILURES / 4)
 
 
 def test_other_laws_are_outside_the_limits_that_a_pilot_shows() -> None:
