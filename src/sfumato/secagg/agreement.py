@@ -9,8 +9,9 @@ not a device's table.
     self key   HKDF-SHA256(seed, salt = digest, "self" + view)
 
 A mask is the AES-128-CTR stream of 16 bytes of key and 12 of counter start, both from HKDF. `root`
-is the hash of all enrolled keys, and `view` that of the roster, the root, the enrolled members and
-the members that shared: a device that was told otherwise has other masks, with every neighbour.
+is the hash of all enrolled keys, and `view` that of the roster (the Merkle root of all members'
+identities), the root, the enrolled members and the members that shared: a device that was told
+otherwise has other masks, with every neighbour.
 """
 
 from __future__ import annotations
@@ -135,15 +136,14 @@ def commitments(owners: Iterable[bytes], holder: int, shares: bytes) -> bytes:
 
 def view_of(
     round: MaskedRound,
-    roster: tuple[bytes, ...],
+    roster: bytes,
     root: bytes,
     enrolled: Set[int],
     shared: Set[int],
 ) -> bytes:
-    """The hash of all that a device was told before it masked."""
+    """The hash of all that a device was told before it masked; `roster` is a Merkle root."""
     sets = (members_to_bytes(members, round.cohort) for members in (enrolled, shared))
-    members = hashlib.sha256(b"".join(roster)).digest()
-    return hashlib.sha256(b"sfumato/1/secagg/view/" + members + root + b"".join(sets)).digest()
+    return hashlib.sha256(b"sfumato/2/secagg/view/" + roster + root + b"".join(sets)).digest()
 
 
 def is_connected(round: MaskedRound, root: bytes, enrolled: Set[int], survivors: Set[int]) -> bool:
@@ -223,6 +223,11 @@ def _verify_part(claims: Sequence[Claim]) -> list[bool]:
 
 def sign(identity: bytes, message: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(identity).sign(message)
+
+
+def public_identity(identity: bytes) -> bytes:
+    """The public key of this private one, with which a device signs."""
+    return Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
 
 
 def public_of(private: X25519PrivateKey) -> bytes:

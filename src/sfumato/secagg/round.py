@@ -8,14 +8,16 @@ from functools import lru_cache
 import numpy as np
 
 from sfumato.secagg import parameters
+from sfumato.secagg.merkle import most_proof_bytes
 from sfumato.secagg.parameters import Mode, Parameters
 from sfumato.spec import digest, require, spec
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
+NEIGHBOUR_BYTES = KEY_BYTES + KEYS_BYTES  # its identity and its enrolment
 SHARE_BYTES = 36
-ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
+ACKNOWLEDGEMENT_BYTES = 4 + KEY_BYTES + SIGNATURE_BYTES
 COMMITMENT_BYTES = 6  # commitment to a share, which identifies liars
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 BOX_BYTES = SEALED_BYTES + 2 * COMMITMENT_BYTES
@@ -105,10 +107,18 @@ class MaskedRound:
         return KEYS_BYTES + degree * (BOX_BYTES + SHARE_BYTES) + self.vector_bytes + signed
 
     def bytes_down(self, enrolled: int) -> int:
-        """How many bytes a device receives, if none drops out."""
+        """How many bytes a device receives at most, if none drops out.
+
+        They grow with the logarithm of the cohort, but for three sets of members (a bit for each of
+        them) and, in "semi_malicious" rounds, the signatures of a quorum.
+        """
         degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
-        signed = self.quorum * ACKNOWLEDGEMENT_BYTES
-        return 3 * members + KEY_BYTES + degree * (KEYS_BYTES + 4 + BOX_BYTES) + signed
+        proof, signed = most_proof_bytes(degree + 1, self.cohort), 0
+        if self.quorum:
+            signed = self.quorum * ACKNOWLEDGEMENT_BYTES
+            proof += most_proof_bytes(self.quorum, self.cohort)
+        each = NEIGHBOUR_BYTES + 4 + BOX_BYTES
+        return 3 * members + KEY_BYTES + degree * each + signed + proof
 
     @property
     def lane(self) -> type[np.unsignedinteger]:

@@ -25,6 +25,7 @@ from sfumato.secagg.agreement import (
     stream_of,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import ACKNOWLEDGEMENT_BYTES, BOX_BYTES, SHARE_BYTES, MaskedRound
 from sfumato.secagg.sharing import join
@@ -80,7 +81,7 @@ class Stage:
                 round,
                 member,
                 identity(member),
-                roster(round.cohort),
+                Tree(roster(round.cohort)).root,
                 rng=SeededRng(SEED, 2, seed, member),
             )
             for member in range(round.cohort)
@@ -292,15 +293,16 @@ def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return join({1 + member: share for member, share in shares.items()}, threshold=threshold)
 
 
-def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
-    """The acknowledgements of those of `members` that have signed, as sent to a device."""
+def signed_by(stage: Stage, signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
+    """The acknowledgements of those of `members` that have signed, at most a quorum, as sent to a
+    device: with their identities, and a proof that these are on the roster."""
+    listed = stage.collector.roster
+    signers = [member for member in members if member in signatures][: stage.round.quorum]
     acknowledgements = b"".join(
-        member.to_bytes(4, "little") + signatures[member]
-        for member in members
-        if member in signatures
+        member.to_bytes(4, "little") + listed[member] + signatures[member] for member in signers
     )
-    assert len(acknowledgements) % ACKNOWLEDGEMENT_BYTES == 0
-    return acknowledgements
+    assert len(acknowledgements) == len(signers) * ACKNOWLEDGEMENT_BYTES
+    return acknowledgements + Tree(listed).proof(signers)
 
 
 def assert_hidden(read: I64, table: npt.NDArray[np.integer]) -> None:

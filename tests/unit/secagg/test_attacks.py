@@ -53,6 +53,7 @@ from sfumato.secagg.agreement import (
     verify_all,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.parameters import Parameters, find
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import (
@@ -254,7 +255,7 @@ def two_halves(stage: Stage) -> Haul:
             haul.corrupt(member)
         else:
             which = is_alive[member]
-            haul.ask(member, sets[which], signed_by(signatures[which], everybody))
+            haul.ask(member, sets[which], signed_by(stage, signatures[which], everybody))
     return haul
 
 
@@ -335,7 +336,7 @@ def sum_below_the_floor(stage: Stage, dropped: set[int]) -> I64 | None:
     haul = Haul(stage)
     for survivors, signatures in signed.items():
         for member in signatures:
-            haul.ask(member, survivors, signed_by(signatures, everybody))
+            haul.ask(member, survivors, signed_by(stage, signatures, everybody))
     return sum_without(stage, haul, dropped)
 
 
@@ -386,7 +387,7 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
             if member not in missing
         }
         for member in signed:
-            haul.ask(member, survivors, signed_by(signed, everybody))
+            haul.ask(member, survivors, signed_by(stage, signed, everybody))
         dropped |= missing
     return stage, sum_without(stage, haul, dropped)
 
@@ -399,9 +400,9 @@ class CountsNeighbours(Participant):
         good = 0
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
-            member = int.from_bytes(one[:4], "little")
-            (is_good,) = verify_all([(self.roster[member], one[4:], text)])
-            good += is_good and member in self.neighbours
+            identity, signature = one[4 : 4 + KEY_BYTES], one[4 + KEY_BYTES :]
+            (is_good,) = verify_all([(identity, signature, text)])
+            good += is_good and int.from_bytes(one[:4], "little") in self.neighbours
         if good < self.round.parameters(len(self.enrolled)).threshold:
             raise MismatchError("too few neighbours have signed")
 
@@ -522,8 +523,15 @@ def test_4_without_the_floor_four_devices_are_summed(monkeypatch: Patch) -> None
 def friendly_roster(stage: Stage, friends: list[int]) -> bytes:
     """Only corrupt neighbours, with their own well signed keys."""
     who = stage.set_of(stage.collector.keys)
-    keys = [stage.collector.keys[friend].to_bytes() for friend in friends]
-    return who + stage.collector.root + b"".join(keys)
+    return who + stage.collector.root + listed(stage, [stage.devices[f] for f in friends])
+
+
+def listed(stage: Stage, friends: list[Participant]) -> bytes:
+    """The keys of these neighbours of the victim, as they enrol, under the identities that the
+    roster has for their members, and a proof of that."""
+    every = stage.collector.roster
+    keys = b"".join(every[friend.member] + friend.enrol() for friend in friends)
+    return keys + Tree(every).proof([VICTIM, *(friend.member for friend in friends)])
 
 
 def committed(salt: bytes, owner: int, holder: int, text: bytes) -> bytes:
@@ -591,12 +599,16 @@ def impostors(stage: Stage) -> tuple[list[Participant], bytes]:
     """The collector's own keys in the name of all neighbours of the victim, signed by itself."""
     friends = [
         Participant.join(
-            stage.round, member, bytes([member]) * 32, roster(24), rng=SeededRng(SEED, 9, member)
+            stage.round,
+            member,
+            bytes([member]) * 32,
+            stage.collector.roster_root,
+            rng=SeededRng(SEED, 9, member),
         )
         for member in stage.neighbours(VICTIM)
     ]
     who = stage.set_of(stage.collector.keys)
-    return friends, who + stage.collector.root + b"".join(one.enrol() for one in friends)
+    return friends, who + stage.collector.root + listed(stage, friends)
 
 
 def test_4_keys_that_no_enrolled_identity_signed_are_refused() -> None:
@@ -715,9 +727,9 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     later.until(Phase.SHARE)
     good = later.collector.roster_for(VICTIM)
     near = later.neighbours(VICTIM)
-    old = b"".join(earlier.answers[Phase.ENROL, member] for member in near)
+    head, old = good[: 3 + KEY_BYTES], listed(later, [earlier.devices[member] for member in near])
     with pytest.raises(MismatchError, match="signed for this round"):
-        later.devices[VICTIM].share(good[: -len(old)] + old)
+        later.devices[VICTIM].share(head + old)
     later.until(Phase.MASK)
     boxes = later.collector.boxes_for(VICTIM)
     member = next(m for m in near if m in earlier.neighbours(VICTIM))
@@ -733,7 +745,7 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     signatures = {m: earlier.devices[m].acknowledge(survivors) for m in range(24)}
     assert later.collector.add(Phase.ACK, 7, signatures[7]) is Refusal.UNSIGNED
     with pytest.raises(MismatchError, match="must have signed"):
-        later.devices[VICTIM].unmask(survivors, signed_by(signatures, range(24)))
+        later.devices[VICTIM].unmask(survivors, signed_by(later, signatures, range(24)))
 
 
 def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> None:
@@ -747,7 +759,7 @@ def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> Non
     assert later.collector.survivor_set() != claimed
     for member in later.neighbours(9):
         device = later.devices[member]
-        answer = device.unmask(claimed, signed_by(signatures, range(24)))
+        answer = device.unmask(claimed, signed_by(later, signatures, range(24)))
         assert (
             pieces(answer, device.neighbour_shares)[9] == device.neighbour_shares[9][SHARE_BYTES:]
         )
@@ -1543,7 +1555,7 @@ def sum_of_fewer(stage: Stage) -> I64 | None:
             signed[survivors][device.member] = device.acknowledge(survivors)
     for member in everybody:
         same = signed[sets[member]]
-        haul.ask(member, sets[member], signed_by(same, sorted(same)[: stage.round.quorum]))
+        haul.ask(member, sets[member], signed_by(stage, same, sorted(same)[: stage.round.quorum]))
     left = everybody - fewer(stage)
     seeds = haul.seeds(left)
     assert len(left) < stage.round.least_survivors
@@ -1674,7 +1686,7 @@ def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
         with contextlib.suppress(MismatchError):
             signed[member] = stage.devices[member].acknowledge(survivors)
     for member in alive - ring.corrupt:
-        haul.ask(member, survivors, signed_by(signed, range(80)))
+        haul.ask(member, survivors, signed_by(stage, signed, range(80)))
     sums: list[I64 | None] = []
     for arc in ring.between:
         seeds, keys = haul.seeds(arc), haul.keys(ring.dropped)
