@@ -37,6 +37,7 @@ from sfumato.secagg.agreement import (
     canonical_key,
     commitment_prefix,
     commitments,
+    committee_of,
     fingerprint,
     is_low_order,
     members_from_bytes,
@@ -161,7 +162,7 @@ class Coordinator:
             Phase.ENROL: (len(self.keys), least),
             Phase.SHARE: (len(self.boxes), least),
             Phase.MASK: (len(self.survivors), least),
-            Phase.ACK: (len(self.acknowledgements), self.round.quorum),
+            Phase.ACK: (len(self._signed()), self._quorum),
         }
         if self.phase not in counts:
             raise SpecError(f"the phase {self.phase} cannot be closed")
@@ -171,7 +172,9 @@ class Coordinator:
             return self.phase
         if self.phase is Phase.ENROL:
             self.root = root_of(self.keys)
-            self.neighbours = neighbours_of(self.round, self.root, self.keys, self.keys)
+            self.neighbours = neighbours_of(
+                self.round, self.roster_root, self.root, self.keys, self.keys
+            )
         elif self.phase is Phase.SHARE:
             self.view = view_of(
                 self.round, self.roster_root, self.root, self.keys.keys(), self.boxes.keys()
@@ -209,12 +212,23 @@ class Coordinator:
     def signatures(self) -> bytes:
         """Member, identity and signature of each device of a quorum, and a proof that they are on
         the roster; the same for all receivers."""
-        signers = sorted(self.acknowledgements)[: self.round.quorum]
+        signers = self._signed()[: self._quorum]
         signed = [
             member.to_bytes(4, "little") + self.roster[member] + self.acknowledgements[member]
             for member in signers
         ]
         return b"".join(signed) + self._tree.proof(signers)
+
+    def _signed(self) -> list[int]:
+        """The members of the committee that have acknowledged the survivors."""
+        if not self.acknowledgements:
+            return []
+        members = committee_of(self.round, self.roster_root, self.root, self.keys.keys())
+        return sorted(members & self.acknowledgements.keys())
+
+    @property
+    def _quorum(self) -> int:
+        return self.round.quorum(len(self.keys))
 
     def finish(self) -> Words:
         """The sum over the survivors as residues of the modulus, without masks.
@@ -304,7 +318,11 @@ class Coordinator:
         if coordinator.phase is not Phase.ENROL:
             coordinator.root = root_of(coordinator.keys)
             coordinator.neighbours = neighbours_of(
-                coordinator.round, coordinator.root, coordinator.keys, coordinator.keys
+                coordinator.round,
+                coordinator.roster_root,
+                coordinator.root,
+                coordinator.keys,
+                coordinator.keys,
             )
         for name in ("boxes", "answers"):
             messages = {int(member): bytes.fromhex(text) for member, text in state[name].items()}

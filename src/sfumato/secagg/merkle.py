@@ -34,11 +34,11 @@ class Tree:
 
     def proof(self, places: Collection[int]) -> bytes:
         """What `root_from` needs beside the leaves at these places."""
-        known, hashes = set(places), []
+        nodes, hashes = set(places), []
         for level in self._levels[:-1]:
-            siblings = sorted({place ^ 1 for place in known} - known)
+            siblings = sorted({place ^ 1 for place in nodes} - nodes)
             hashes += [level[place] for place in siblings if place < len(level)]
-            known = {place >> 1 for place in known}
+            nodes = {place >> 1 for place in nodes}
         return b"".join(hashes)
 
 

@@ -44,6 +44,7 @@ from sfumato.secagg.agreement import (
     agree,
     canonical_key,
     commitment,
+    committee_of,
     derive,
     fingerprint,
     is_connected,
@@ -54,6 +55,7 @@ from sfumato.secagg.agreement import (
     private_key,
     public_identity,
     public_of,
+    ring_seed,
     sign,
     sign_of,
     stream_of,
@@ -152,8 +154,9 @@ class Participant:
             points=[1 + member for member in members],
             rng=_SharingRng(self.sharing_seed + root),
         )
-        self._ciphers = self._box_ciphers(keys, root)
-        context = self.round.salt + root
+        seed = ring_seed(self.round, self.roster, root, facts[1])
+        self._ciphers = self._box_ciphers(keys, seed)
+        context = self.round.salt + seed
         boxes = []
         for member, text in zip(members, shares, strict=True):
             sealed = self._ciphers[member].encrypt(box_nonce(self.member, member), text, context)
@@ -321,11 +324,11 @@ class Participant:
             self._own[private] = private_key(private)
         return self._own[private]
 
-    def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+    def _box_ciphers(self, keys: dict[int, Keys], ring: bytes) -> dict[int, ChaCha20Poly1305]:
         """The ciphers of the boxes to and from these neighbours."""
         own, salt = self._key(self.box_key), self.round.salt
         return {
-            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
+            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", ring, KEY_BYTES))
             for member, key in keys.items()
         }
 
@@ -342,7 +345,9 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have enrolled; "
                 f"got {len(enrolled)}"
             )
-        expected = neighbours_of(self.round, root, enrolled, [self.member])[self.member]
+        expected = neighbours_of(self.round, self.roster, root, enrolled, [self.member])[
+            self.member
+        ]
         end = len(expected) * NEIGHBOUR_BYTES
         starts = range(0, min(end, len(rest) - NEIGHBOUR_BYTES + 1), NEIGHBOUR_BYTES)
         entries = [rest[start : start + NEIGHBOUR_BYTES] for start in starts]
@@ -379,8 +384,9 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
             )
         shares: dict[int, bytes] = {}
-        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, self.root)
-        context = self.round.salt + self.root
+        seed = ring_seed(self.round, self.roster, self.root, self.enrolled_bits)
+        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, seed)
+        context = self.round.salt + seed
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
             if member not in self.neighbours or member in shares:
@@ -423,31 +429,33 @@ class Participant:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"
             )
-        if not is_connected(self.round, self.root, self.enrolled, alive):
+        if not is_connected(self.round, self.roster, self.root, self.enrolled, alive):
             raise MismatchError(
                 "too many next to each other on the ring are reported as dropped out"
             )
         return alive
 
     def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
-        end = self.round.quorum * ACKNOWLEDGEMENT_BYTES
+        enrolled = self.enrolled
+        quorum = self.round.quorum(len(enrolled))
+        end = quorum * ACKNOWLEDGEMENT_BYTES
         if len(acknowledgements) < end:
-            raise MismatchError(f"{self.round.quorum} devices must have signed these survivors")
+            raise MismatchError(f"{quorum} devices must have signed these survivors")
         text = acknowledgement_text(self.round.salt, self.view, survivors)
         claims: dict[int, Claim] = {}
         for start in range(0, end, ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
             member, signature = int.from_bytes(one[:4], "little"), one[4 + KEY_BYTES :]
             claims[member] = (one[4 : 4 + KEY_BYTES], signature, text)
-        if len(claims) < self.round.quorum:
-            raise MismatchError(f"{self.round.quorum} different devices must have signed")
+        if len(claims) < quorum:
+            raise MismatchError(f"{quorum} different devices must have signed")
+        if not claims.keys() <= committee_of(self.round, self.roster, self.root, enrolled):
+            raise MismatchError("those that signed must be in the committee")
         identities = {member: identity for member, (identity, _, _) in claims.items()}
         self._check_listed(identities, acknowledgements[end:])
         good = sum(verify_all(list(claims.values())))
-        if good < self.round.quorum:
-            raise MismatchError(
-                f"{self.round.quorum} devices must have signed these survivors; got {good}"
-            )
+        if good < quorum:
+            raise MismatchError(f"{quorum} devices must have signed these survivors; got {good}")
 
     def _check_listed(self, identities: Mapping[int, bytes], proof: bytes) -> None:
         """Raise MismatchError unless the roster has these identities for these members."""

@@ -56,9 +56,9 @@ class MaskedRound:
             "nonce must be 32 hexadecimal digits",
         )
         require(
-            self.least_survivors >= self.quorum,
-            f"{self.quorum} devices must sign the survivors of a semi_malicious round and must "
-            f"therefore stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
+            self.mode == "semi_honest" or self.least_survivors >= self.majority,
+            f"{self.majority} devices must stay in a semi_malicious round, so that no two sums can "
+            f"be opened; got a floor of {self.least_survivors}: lower dropout or corrupt",
         )
         require.at_least(40, security_bits=self.security_bits)
 
@@ -80,12 +80,14 @@ class MaskedRound:
         return _parameters(self, enrolled)
 
     @property
-    def quorum(self) -> int:
-        """How many devices must sign the same survivors: no two sets can have this many signatures,
-        since only corrupt devices sign both. 0 in a "semi_honest" round."""
-        if self.mode == "semi_honest":
-            return 0
+    def majority(self) -> int:
+        """Two sets of this many members have an honest one in common."""
         return (self.cohort + self._corrupt) // 2 + 1
+
+    def quorum(self, enrolled: int) -> int:
+        """How many of the committee must sign the same survivors: no two sets can have this many
+        signatures, since only corrupt devices sign both. 0 in a "semi_honest" round."""
+        return self.parameters(enrolled).threshold if self.mode == "semi_malicious" else 0
 
     @property
     def _corrupt(self) -> int:
@@ -109,14 +111,13 @@ class MaskedRound:
     def bytes_down(self, enrolled: int) -> int:
         """How many bytes a device receives at most, if none drops out.
 
-        They grow with the logarithm of the cohort, but for three sets of members (a bit for each of
-        them) and, in "semi_malicious" rounds, the signatures of a quorum.
+        They grow with the logarithm of the cohort, but for three sets of members: a bit for each.
         """
         degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
         proof, signed = most_proof_bytes(degree + 1, self.cohort), 0
-        if self.quorum:
-            signed = self.quorum * ACKNOWLEDGEMENT_BYTES
-            proof += most_proof_bytes(self.quorum, self.cohort)
+        if quorum := self.quorum(enrolled):
+            signed = quorum * ACKNOWLEDGEMENT_BYTES
+            proof += most_proof_bytes(quorum, self.cohort)
         each = NEIGHBOUR_BYTES + 4 + BOX_BYTES
         return 3 * members + KEY_BYTES + degree * each + signed + proof
 

@@ -17,6 +17,7 @@ from sfumato.privacy import SeededRng
 from sfumato.secagg.agreement import (
     Words,
     agree,
+    committee_of,
     members_from_bytes,
     members_to_bytes,
     pair_label,
@@ -294,15 +295,27 @@ def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def signed_by(stage: Stage, signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
-    """The acknowledgements of those of `members` that have signed, at most a quorum, as sent to a
-    device: with their identities, and a proof that these are on the roster."""
-    listed = stage.collector.roster
-    signers = [member for member in members if member in signatures][: stage.round.quorum]
-    acknowledgements = b"".join(
-        member.to_bytes(4, "little") + listed[member] + signatures[member] for member in signers
+    """The acknowledgements of those of `members` in the committee that have signed, at most a
+    quorum, as sent to a device: with their identities, and a proof that these are on the roster."""
+    listed, enrolled = stage.collector.roster, stage.collector.keys.keys()
+    committee = committee_of(
+        stage.round, stage.collector.roster_root, stage.collector.root, enrolled
     )
-    assert len(acknowledgements) == len(signers) * ACKNOWLEDGEMENT_BYTES
-    return acknowledgements + Tree(listed).proof(signers)
+    signers = [member for member in members if member in signatures and member in committee]
+    del signers[stage.round.quorum(len(enrolled)) :]
+    return entries(stage, {member: signatures[member] for member in signers}) + Tree(listed).proof(
+        signers
+    )
+
+
+def entries(stage: Stage, signatures: Mapping[int, bytes]) -> bytes:
+    """Member, identity and signature of each that has signed."""
+    acknowledgements = b"".join(
+        member.to_bytes(4, "little") + stage.collector.roster[member] + signature
+        for member, signature in signatures.items()
+    )
+    assert len(acknowledgements) == len(signatures) * ACKNOWLEDGEMENT_BYTES
+    return acknowledgements
 
 
 def assert_hidden(read: I64, table: npt.NDArray[np.integer]) -> None:

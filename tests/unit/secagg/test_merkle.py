@@ -51,14 +51,14 @@ def test_roots_are_those_of_certificate_transparency() -> None:
 
 @pytest.mark.parametrize("count", range(1, 11))
 def test_every_proof_of_a_small_tree_gives_its_root(count: int) -> None:
-    every = leaves(count)
-    tree = Tree(every)
+    listing = leaves(count)
+    tree = Tree(listing)
     longest = dict.fromkeys(range(1, count + 1), 0)
     for size in longest:
         for places in itertools.combinations(range(count), size):
             proof = tree.proof(places)
-            shown = {place: every[place] for place in places}
-            assert root_from(shown, proof, count=count) == tree.root
+            entries = {place: listing[place] for place in places}
+            assert root_from(entries, proof, count=count) == tree.root
             longest[size] = max(longest[size], len(proof))
     assert all(longest[size] <= most_proof_bytes(size, count) for size in longest)
     if count & (count - 1) == 0:  # in a full tree the bound is attained
@@ -68,38 +68,38 @@ def test_every_proof_of_a_small_tree_gives_its_root(count: int) -> None:
 @given(st.integers(2, 300), st.integers(0, 2**32 - 1))
 def test_no_other_leaf_place_or_hash_fits(count: int, seed: int) -> None:
     chance = np.random.default_rng([SEED, seed])
-    every = leaves(count)
-    tree = Tree(every)
+    listing = leaves(count)
+    tree = Tree(listing)
     places = sorted(chance.permutation(count)[: int(chance.integers(1, count + 1))].tolist())
-    shown, proof = {place: every[place] for place in places}, tree.proof(places)
+    entries, proof = {place: listing[place] for place in places}, tree.proof(places)
     assert len(proof) <= most_proof_bytes(len(places), count)
-    assert root_from(shown, proof, count=count) == tree.root
-    other = shown | {places[0]: b"another"}
-    assert root_from(other, proof, count=count) != tree.root
+    assert root_from(entries, proof, count=count) == tree.root
+    changed_leaf = entries | {places[0]: b"another"}
+    assert root_from(changed_leaf, proof, count=count) != tree.root
     if proof:
         changed = bytearray(proof)
         changed[int(chance.integers(len(proof)))] ^= 1 << int(chance.integers(8))
-        assert root_from(shown, bytes(changed), count=count) != tree.root
-    absent = [place for place in range(count) if place not in shown]
+        assert root_from(entries, bytes(changed), count=count) != tree.root
+    absent = [place for place in range(count) if place not in entries]
     if absent:
-        moved = dict(shown)
-        moved[absent[0]] = moved.pop(places[0])
-        with contextlib.suppress(MismatchError):  # that place may need a longer proof
-            assert root_from(moved, proof, count=count) != tree.root
+        elsewhere = dict(entries)
+        elsewhere[absent[0]] = elsewhere.pop(places[0])
+        with contextlib.suppress(MismatchError):  # a longer proof may be needed there
+            assert root_from(elsewhere, proof, count=count) != tree.root
     for wrong in (proof + bytes(HASH_BYTES), proof[:-1] if proof else bytes(1)):
         with pytest.raises(MismatchError, match="must have"):
-            root_from(shown, wrong, count=count)
+            root_from(entries, wrong, count=count)
 
 
 def test_places_outside_the_tree_are_refused() -> None:
-    for shown in ({}, {3: b""}, {-1: b""}):
+    for entries in ({}, {3: b""}, {-1: b""}):
         with pytest.raises(MismatchError, match="some of the places 0 to 2"):
-            root_from(shown, b"", count=3)
+            root_from(entries, b"", count=3)
 
 
 def test_a_node_is_not_a_leaf() -> None:
     """The attack: a leaf that is two hashes, so that a tree of four looks like one of two."""
-    every = leaves(4)
-    inner = [Tree(every[:2]).root, Tree(every[2:]).root]
-    assert Tree([b"".join(inner)]).root != Tree(every).root
-    assert Tree(inner).root != Tree(every).root
+    listing = leaves(4)
+    inner = [Tree(listing[:2]).root, Tree(listing[2:]).root]
+    assert Tree([b"".join(inner)]).root != Tree(listing).root
+    assert Tree(inner).root != Tree(listing).root
