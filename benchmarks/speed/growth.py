@@ -299,16 +299,16 @@ class _Device:
         others = {member: self.join(member) for row in rings.values() for member in row}
         keys = {member: roster[member] + other.enrol() for member, other in others.items()}
 
-        def told(member: int) -> bytes:
+        def listing_for(member: int) -> bytes:
             proof = tree.proof([member, *rings[member]])
             return members + root + b"".join(keys[other] for other in rings[member]) + proof
 
         boxes = b""
         for member in near:
             start = BOX_BYTES * rings[member].index(self.MEMBER)
-            box = others[member].share(told(member))[start : start + BOX_BYTES]
+            box = others[member].share(listing_for(member))[start : start + BOX_BYTES]
             boxes += member.to_bytes(4, "little") + box
-        self.messages = told(self.MEMBER), members + boxes, members
+        self.messages = listing_for(self.MEMBER), members + boxes, members
 
     def join(self, member: int) -> Any:
         from sfumato.privacy import SeededRng
