@@ -271,7 +271,7 @@ class _Round:
                 self.round,
                 member,
                 identity.private_bytes_raw(),
-                roster,
+                self.collector.roster_root,
                 rng=SystemRng(),
             )
             for member, (watch, identity) in enumerate(zip(self.clients, identities, strict=True))

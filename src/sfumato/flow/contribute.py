@@ -94,15 +94,15 @@ def join_round(
     round: MaskedRound,
     member: int,
     identity: bytes,
-    roster: tuple[bytes, ...],
+    roster: bytes,
     *,
     rng: Rng,
 ) -> Participant:
     """Take part in a masked round, if it is this task's. Its minimum count, modulus and assumptions
     are then those that the task's noise was made for.
 
-    `identity` is the device's Ed25519 key, and `roster` has the public keys of all members. Pass
-    the flattened result of `contribute` for one device to the participant's `mask`.
+    `identity` is the device's Ed25519 key, and `roster` the Merkle root of all members' public
+    keys. Pass the flattened result of `contribute` for one device to the participant's `mask`.
     """
     if round != task.masked_round(round.cohort, round.nonce):
         raise MismatchError("this round does not match its task, so the device does not join it")

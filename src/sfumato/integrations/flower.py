@@ -179,7 +179,7 @@ def _hello(message: Message, context: Context) -> Message:
 
 def _enrol(message: Message, context: Context, request: ConfigRecord) -> Message:
     round = UpdateRound.from_json(str(request["round"]))
-    cohort, member, text = request["cohort"], request["member"], _bytes(request, "roster")
+    cohort, member, roster = request["cohort"], request["member"], _bytes(request, "roster")
     if not isinstance(cohort, int) or not isinstance(member, int):
         raise MismatchError("cohort and member must be whole numbers")
     masked = round.task.masked_round(cohort, str(request["nonce"]))
@@ -187,11 +187,7 @@ def _enrol(message: Message, context: Context, request: ConfigRecord) -> Message
     if "participant" in state and _participant(context).round == masked:
         return _reply(message, sent=_participant(context).enrol())  # a repeated request
     identity = _bytes(state, "identity")
-    roster = tuple(text[start : start + 32] for start in range(0, len(text), 32))
     participant = join_round(round.task, masked, member, identity, roster, rng=SystemRng())
-    public = Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
-    if roster[member] != public:
-        raise MismatchError("the roster must list this client's own key at its place")
     keys = participant.enrol()
     _keep(context, participant=participant.to_json())
     return _reply(message, sent=keys)
@@ -464,7 +460,7 @@ class SketchedStrategy(strategies.Strategy):  # type: ignore[misc]  # flwr is no
             "round": current.round.to_json(),
             "nonce": nonce,
             "cohort": cohort,
-            "roster": b"".join(roster),
+            "roster": coordinator.roster_root,
         }
         requests = {node: {**common, "member": member} for node, member in current.members.items()}
         self._take(current, Phase.ENROL, requests)

@@ -46,7 +46,7 @@ from sfumato.spec import LARGEST_INTEGER, canonical, from_json, require, to_json
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-VERSION = 2  # of the messages; a change of meaning is a new number
+VERSION = 3  # of the messages; a change of meaning is a new number
 EVERYBODY = "everybody"  # a client may be in every round
 
 

@@ -4,13 +4,15 @@ Everything that shapes a round is in `MaskedRound`, and its digest salts every k
 different facts derive different masks, which then do not cancel: a collector that lies gets noise,
 not a device's table.
 
-    box key    HKDF-SHA256(X25519(own box key, neighbour's), salt = digest, "box" + root)
+    box key    HKDF-SHA256(X25519(own box key, neighbour's), salt = digest, "box" + ring seed)
     pair key   HKDF-SHA256(X25519(own mask key, neighbour's), salt = digest, "mask" + both + view)
     self key   HKDF-SHA256(seed, salt = digest, "self" + view)
 
 A mask is the AES-128-CTR stream of 16 bytes of key and 12 of counter start, both from HKDF. `root`
-is the hash of all enrolled keys, and `view` that of the roster, the root, the enrolled members and
-the members that shared: a device that was told otherwise has other masks, with every neighbour.
+is the hash of all enrolled keys, and the ring seed that of the roster (the Merkle
+root of all members' identities), the root and the enrolled members. `view` is the hash of these
+and of the members that shared: a device that was told otherwise has other masks,
+with every neighbour.
 """
 
 from __future__ import annotations
@@ -135,34 +137,39 @@ def commitments(owners: Iterable[bytes], holder: int, shares: bytes) -> bytes:
 
 def view_of(
     round: MaskedRound,
-    roster: tuple[bytes, ...],
+    roster: bytes,
     root: bytes,
     enrolled: Set[int],
     shared: Set[int],
 ) -> bytes:
-    """The hash of all that a device was told before it masked."""
+    """The hash of all that a device was told before it masked; `roster` is a Merkle root."""
     sets = (members_to_bytes(members, round.cohort) for members in (enrolled, shared))
-    members = hashlib.sha256(b"".join(roster)).digest()
-    return hashlib.sha256(b"sfumato/1/secagg/view/" + members + root + b"".join(sets)).digest()
+    return hashlib.sha256(b"sfumato/2/secagg/view/" + roster + root + b"".join(sets)).digest()
 
 
-def is_connected(round: MaskedRound, root: bytes, enrolled: Set[int], survivors: Set[int]) -> bool:
+def is_connected(
+    round: MaskedRound, roster: bytes, root: bytes, enrolled: Set[int], survivors: Set[int]
+) -> bool:
     """Whether enough members of every half neighbourhood survive to include honest ones."""
     window = round.parameters(len(enrolled)).window
     if window == 0:
         return True
     listed = tuple(sorted(enrolled))
-    ring = ring_of(round, root, listed)
+    ring = ring_of(round, roster, root, listed)
     places = {place for place, member in enumerate(listed) if member in survivors}
     return ring.fewest(places, ring.degree // 2) >= window
 
 
 def neighbours_of(
-    round: MaskedRound, root: bytes, enrolled: Iterable[int], members: Iterable[int]
+    round: MaskedRound,
+    roster: bytes,
+    root: bytes,
+    enrolled: Iterable[int],
+    members: Iterable[int],
 ) -> dict[int, list[int]]:
     """The neighbours of these members among the enrolled ones, in the order of members."""
     listed = tuple(sorted(enrolled))
-    ring = ring_of(round, root, listed)
+    ring = ring_of(round, roster, root, listed)
     return {
         member: [listed[other] for other in ring.neighbours(bisect_left(listed, member))]
         for member in members
@@ -170,12 +177,31 @@ def neighbours_of(
 
 
 @lru_cache(maxsize=4)
-def ring_of(round: MaskedRound, root: bytes, listed: tuple[int, ...]) -> Ring:
+def ring_of(round: MaskedRound, roster: bytes, root: bytes, listed: tuple[int, ...]) -> Ring:
     # The set is hashed as well: otherwise a collector could choose it so that certain members are
     # next to each other, in an order that it knows.
     members = members_to_bytes(set(listed), round.cohort)
-    seed = hashlib.sha256(b"sfumato/1/secagg/graph/" + round.salt + root + members).digest()
-    return Ring.draw(seed, len(listed), degree=round.parameters(len(listed)).neighbours)
+    degree = round.parameters(len(listed)).neighbours
+    return Ring.draw(ring_seed(round, roster, root, members), len(listed), degree=degree)
+
+
+def ring_seed(round: MaskedRound, roster: bytes, root: bytes, enrolled: bytes) -> bytes:
+    """The hash from which the ring follows; `roster` is a Merkle root, and `enrolled` has a bit for
+    each member. Boxes are sealed for it: only devices on the same ring hold shares of each other's
+    secrets. (Without the roster, a collector would know the ring, and give corrupt identities the
+    places around a victim.)"""
+    text = b"sfumato/2/secagg/graph/" + round.salt + roster + root + enrolled
+    return hashlib.sha256(text).digest()
+
+
+def committee_of(
+    round: MaskedRound, roster: bytes, root: bytes, enrolled: Set[int]
+) -> frozenset[int]:
+    """The members that sign the survivors for all: the first on the ring, as many as a device has
+    neighbours."""
+    listed = tuple(sorted(enrolled))
+    ring = ring_of(round, roster, root, listed)
+    return frozenset(listed[place] for place in ring.order[: ring.degree])
 
 
 def members_to_bytes(members: Set[int], cohort: int) -> bytes:
@@ -223,6 +249,11 @@ def _verify_part(claims: Sequence[Claim]) -> list[bool]:
 
 def sign(identity: bytes, message: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(identity).sign(message)
+
+
+def public_identity(identity: bytes) -> bytes:
+    """The public key of this private one, with which a device signs."""
+    return Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()
 
 
 def public_of(private: X25519PrivateKey) -> bytes:

@@ -37,6 +37,7 @@ from sfumato.secagg.agreement import (
     canonical_key,
     commitment_prefix,
     commitments,
+    committee_of,
     fingerprint,
     is_low_order,
     members_from_bytes,
@@ -51,6 +52,7 @@ from sfumato.secagg.agreement import (
     verify_all,
     view_of,
 )
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.round import (
     BOX_BYTES,
     COMMITMENT_BYTES,
@@ -105,6 +107,7 @@ class Coordinator:
     liars: set[int] = field(default_factory=set)  # members with wrong shares or a wrong secret
     total_words: Words = field(init=False)
     fingerprints: dict[tuple[Phase, int], bytes] = field(default_factory=dict)
+    _tree: Tree = field(init=False)  # over the roster
     _mask_keys: set[bytes] = field(default_factory=set)
     _key_bytes: dict[int, bytes] = field(default_factory=dict)
     _sets: dict[tuple[Phase, int], bytes] = field(default_factory=dict)  # as they are sent
@@ -116,6 +119,7 @@ class Coordinator:
     def __post_init__(self) -> None:
         if len(self.roster) != self.round.cohort:
             raise SpecError(f"the roster must list {self.round.cohort} members")
+        self._tree = Tree(self.roster)
         self.total_words = np.zeros(self.round.cells, dtype=self.round.lane)
 
     def add(self, phase: Phase, member: int, message: bytes) -> Refusal | None:
@@ -158,7 +162,7 @@ class Coordinator:
             Phase.ENROL: (len(self.keys), least),
             Phase.SHARE: (len(self.boxes), least),
             Phase.MASK: (len(self.survivors), least),
-            Phase.ACK: (len(self.acknowledgements), self.round.quorum),
+            Phase.ACK: (len(self._signed()), self._quorum),
         }
         if self.phase not in counts:
             raise SpecError(f"the phase {self.phase} cannot be closed")
@@ -168,10 +172,12 @@ class Coordinator:
             return self.phase
         if self.phase is Phase.ENROL:
             self.root = root_of(self.keys)
-            self.neighbours = neighbours_of(self.round, self.root, self.keys, self.keys)
+            self.neighbours = neighbours_of(
+                self.round, self.roster_root, self.root, self.keys, self.keys
+            )
         elif self.phase is Phase.SHARE:
             self.view = view_of(
-                self.round, self.roster, self.root, self.keys.keys(), self.boxes.keys()
+                self.round, self.roster_root, self.root, self.keys.keys(), self.boxes.keys()
             )
         self.phase = {
             Phase.ENROL: Phase.SHARE,
@@ -181,10 +187,17 @@ class Coordinator:
         }[self.phase]
         return self.phase
 
+    @property
+    def roster_root(self) -> bytes:
+        """The Merkle root of the roster, with which devices join."""
+        return self._tree.root
+
     def roster_for(self, member: int) -> bytes:
-        """The enrolled members, the root, and the keys of this member's neighbours."""
-        keys = [self._key_bytes[other] for other in self.neighbours[member]]
-        return self._set_of(self.keys) + self.root + b"".join(keys)
+        """The enrolled members, the root, identity and keys of each of this member's neighbours,
+        and a proof that they and this member are on the roster."""
+        others = self.neighbours[member]
+        keys = b"".join([self.roster[other] + self._key_bytes[other] for other in others])
+        return self._set_of(self.keys) + self.root + keys + self._tree.proof([member, *others])
 
     def boxes_for(self, member: int) -> bytes:
         """The members that shared, and the boxes of neighbours for this member."""
@@ -197,11 +210,25 @@ class Coordinator:
         return self._set_of(self.survivors)
 
     def signatures(self) -> bytes:
-        """The signatures of a quorum of devices, the same for all receivers."""
-        signers = sorted(self.acknowledgements)[: self.round.quorum]
-        return b"".join(
-            member.to_bytes(4, "little") + self.acknowledgements[member] for member in signers
-        )
+        """Member, identity and signature of each device of a quorum, and a proof that they are on
+        the roster; the same for all receivers."""
+        signers = self._signed()[: self._quorum]
+        signed = [
+            member.to_bytes(4, "little") + self.roster[member] + self.acknowledgements[member]
+            for member in signers
+        ]
+        return b"".join(signed) + self._tree.proof(signers)
+
+    def _signed(self) -> list[int]:
+        """The members of the committee that have acknowledged the survivors."""
+        if not self.acknowledgements:
+            return []
+        members = committee_of(self.round, self.roster_root, self.root, self.keys.keys())
+        return sorted(members & self.acknowledgements.keys())
+
+    @property
+    def _quorum(self) -> int:
+        return self.round.quorum(len(self.keys))
 
     def finish(self) -> Words:
         """The sum over the survivors as residues of the modulus, without masks.
@@ -291,7 +318,11 @@ class Coordinator:
         if coordinator.phase is not Phase.ENROL:
             coordinator.root = root_of(coordinator.keys)
             coordinator.neighbours = neighbours_of(
-                coordinator.round, coordinator.root, coordinator.keys, coordinator.keys
+                coordinator.round,
+                coordinator.roster_root,
+                coordinator.root,
+                coordinator.keys,
+                coordinator.keys,
             )
         for name in ("boxes", "answers"):
             messages = {int(member): bytes.fromhex(text) for member, text in state[name].items()}
@@ -299,7 +330,7 @@ class Coordinator:
         if coordinator.phase not in (Phase.ENROL, Phase.SHARE):
             coordinator.view = view_of(
                 coordinator.round,
-                coordinator.roster,
+                coordinator.roster_root,
                 coordinator.root,
                 coordinator.keys.keys(),
                 coordinator.boxes.keys(),

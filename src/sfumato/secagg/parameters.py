@@ -32,6 +32,10 @@ The least even k for which some t exists is taken, with the least such t, which 
 cohort below 20 has the complete graph, k = n − 1, and so has one for which no even k works. There
 the same conditions hold with certainty: c = a and m = d, so a < t ≤ n − 1 − d.
 
+In "semi_malicious" rounds a committee signs the set of survivors for all: the first k on the ring,
+of which t are a quorum. With c corrupt ones among them, as among the neighbours of a device, and
+t > (c + k)/2, no two sets have a quorum; and t stay, as t ≤ k − m.
+
 Everything is computed in whole numbers. A rate means the decimal that it prints as: 0.1 is a tenth.
 """
 

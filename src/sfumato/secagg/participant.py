@@ -13,15 +13,16 @@ Claim: the collector learns the sum over the survivors and nothing else, except 
     "semi_honest" rounds it and they follow the protocol; in "semi_malicious" ones they may send
     anything, and it may claim that any device dropped out.
 Proof: docs/proofs/secure_aggregation.md. Nobody outside the project has checked it.
-Assumes: the roster lists different devices; a device joins a round once, and as many rounds of a
-    campaign as its promise allows for; the state is saved before every answer is sent and never
-    restored from an older copy; the round is the task's (`contribute.join_round` checks that).
+Assumes: the members of the roster are different devices; a device joins a round once, and as many
+    rounds of a campaign as its promise allows for; the state is saved before every answer is sent
+    and never restored from an older copy; the round is the task's (`contribute.join_round` checks).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ from sfumato.secagg.agreement import (
     agree,
     canonical_key,
     commitment,
+    committee_of,
     derive,
     fingerprint,
     is_connected,
@@ -51,18 +53,21 @@ from sfumato.secagg.agreement import (
     neighbours_of,
     pair_label,
     private_key,
+    public_identity,
     public_of,
+    ring_seed,
     sign,
     sign_of,
     stream_of,
     verify_all,
     view_of,
 )
+from sfumato.secagg.merkle import HASH_BYTES, root_from
 from sfumato.secagg.round import (
     ACKNOWLEDGEMENT_BYTES,
     BOX_BYTES,
     KEY_BYTES,
-    KEYS_BYTES,
+    NEIGHBOUR_BYTES,
     SEALED_BYTES,
     SHARE_BYTES,
     MaskedRound,
@@ -70,7 +75,7 @@ from sfumato.secagg.round import (
 from sfumato.secagg.sharing import are_shares, split_many
 from sfumato.spec import from_json, to_json
 
-VERSION = 1
+VERSION = 2
 _PART = 1 << 16  # cells that fit in the cache
 
 
@@ -81,7 +86,7 @@ class Participant:
     round: MaskedRound
     member: int
     identity: bytes  # Ed25519 private key
-    roster: tuple[bytes, ...]  # Ed25519 public keys of all members, from enrolment
+    roster: bytes  # Merkle root of the members' Ed25519 public keys, from the invitation
     box_key: bytes
     mask_key: bytes
     seed: bytes
@@ -105,18 +110,17 @@ class Participant:
         round: MaskedRound,
         member: int,
         identity: bytes,
-        roster: tuple[bytes, ...],
+        roster: bytes,
         *,
         rng: Rng,
     ) -> Participant:
-        """Take part in a round, with fresh secrets."""
-        if len(roster) != round.cohort or not 0 <= member < round.cohort:
+        """Take part in a round, with fresh secrets. `roster` is the root of the Merkle tree over
+        the identities of all members; `share` checks that it has this device's."""
+        if len(roster) != HASH_BYTES or not 0 <= member < round.cohort:
             raise SpecError(
-                f"the roster must list the cohort's {round.cohort} members, this one among them; "
-                f"got {len(roster)} and {member}"
+                f"a participant needs a roster of {HASH_BYTES} bytes and a member below "
+                f"{round.cohort}; got {len(roster)} bytes and {member}"
             )
-        if len(set(roster)) != len(roster):
-            raise SpecError("the roster must not list an identity twice")
         box_key, mask_key, seed, sharing_seed = (rng.words(4).tobytes() for _ in range(4))
         return cls(round, member, identity, roster, box_key, mask_key, seed, sharing_seed)
 
@@ -135,7 +139,8 @@ class Participant:
     def share(self, roster: bytes) -> bytes:
         """Boxes for the neighbours, each with a share of the seed and of the mask key.
 
-        `roster`: the set of enrolled members, the root, then the neighbours' keys.
+        `roster`: the set of enrolled members, the root, the neighbours' identities and keys, and a
+        proof that this device and they are on the round's roster.
         """
         enrolled, root, keys = self._read_roster(roster)
         facts = (root, self._bits(enrolled), keys)
@@ -149,8 +154,9 @@ class Participant:
             points=[1 + member for member in members],
             rng=_SharingRng(self.sharing_seed + root),
         )
-        self._ciphers = self._box_ciphers(keys, root)
-        context = self.round.salt + root
+        seed = ring_seed(self.round, self.roster, root, facts[1])
+        self._ciphers = self._box_ciphers(keys, seed)
+        context = self.round.salt + seed
         boxes = []
         for member, text in zip(members, shares, strict=True):
             sealed = self._ciphers[member].encrypt(box_nonce(self.member, member), text, context)
@@ -200,7 +206,8 @@ class Participant:
         """For each neighbour that shared, in the order of members: a share of its seed if it
         survived, of its mask key if not. Never both.
 
-        `acknowledgements`: member and signature of a quorum, in "semi_malicious" rounds.
+        `acknowledgements`, in "semi_malicious" rounds: members, identities and signatures of a
+        quorum, and a proof that they are on the round's roster.
         """
         alive = self.check_survivors(survivors)
         if self.round.mode == "semi_malicious":
@@ -227,7 +234,7 @@ class Participant:
             "version": VERSION,
             "round": to_json(self.round),
             "member": self.member,
-            "roster": [key.hex() for key in self.roster],
+            "roster": self.roster.hex(),
             "neighbours": [self.neighbours[m].to_bytes().hex() for m in sorted(self.neighbours)],
             "held": {
                 str(member): share.hex() for member, share in sorted(self.neighbour_shares.items())
@@ -256,7 +263,7 @@ class Participant:
         return cls(
             round=from_json(data["round"]),
             member=data["member"],
-            roster=tuple(bytes.fromhex(key) for key in data["roster"]),
+            roster=bytes.fromhex(data["roster"]),
             neighbours={key.member: key for key in keys},
             neighbour_shares={int(m): bytes.fromhex(share) for m, share in data["held"].items()},
             identity=secrets["identity"],
@@ -317,18 +324,18 @@ class Participant:
             self._own[private] = private_key(private)
         return self._own[private]
 
-    def _box_ciphers(self, keys: dict[int, Keys], root: bytes) -> dict[int, ChaCha20Poly1305]:
+    def _box_ciphers(self, keys: dict[int, Keys], ring: bytes) -> dict[int, ChaCha20Poly1305]:
         """The ciphers of the boxes to and from these neighbours."""
         own, salt = self._key(self.box_key), self.round.salt
         return {
-            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", root, KEY_BYTES))
+            member: ChaCha20Poly1305(derive(agree(own, key.box), salt, b"box", ring, KEY_BYTES))
             for member, key in keys.items()
         }
 
     def _read_roster(self, roster: bytes) -> tuple[set[int], bytes, dict[int, Keys]]:
         size = -(-self.round.cohort // 8)
-        if len(roster) < size + KEY_BYTES or (len(roster) - size - KEY_BYTES) % KEYS_BYTES:
-            raise MismatchError("a roster must hold a set of members, a root, and whole keys")
+        if len(roster) < size + KEY_BYTES:
+            raise MismatchError("a roster must begin with a set of members and a root")
         enrolled = members_from_bytes(roster[:size], self.round.cohort)
         root, rest = roster[size : size + KEY_BYTES], roster[size + KEY_BYTES :]
         if self.member not in enrolled:
@@ -338,15 +345,21 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have enrolled; "
                 f"got {len(enrolled)}"
             )
-        expected = neighbours_of(self.round, root, enrolled, [self.member])[self.member]
-        neighbours = [
-            Keys.from_bytes(rest[start : start + KEYS_BYTES])
-            for start in range(0, len(rest), KEYS_BYTES)
+        expected = neighbours_of(self.round, self.roster, root, enrolled, [self.member])[
+            self.member
         ]
+        end = len(expected) * NEIGHBOUR_BYTES
+        starts = range(0, min(end, len(rest) - NEIGHBOUR_BYTES + 1), NEIGHBOUR_BYTES)
+        entries = [rest[start : start + NEIGHBOUR_BYTES] for start in starts]
+        neighbours = [Keys.from_bytes(entry[KEY_BYTES:]) for entry in entries]
         if [keys.member for keys in neighbours] != expected:
             raise MismatchError("the neighbours must be those of the ring")
+        identities = {
+            keys.member: entry[:KEY_BYTES] for keys, entry in zip(neighbours, entries, strict=True)
+        }
+        self._check_listed(identities | {self.member: public_identity(self.identity)}, rest[end:])
         signed = verify_all(
-            [keys.claim(self.roster[keys.member], self.round.salt) for keys in neighbours]
+            [keys.claim(identities[keys.member], self.round.salt) for keys in neighbours]
         )
         for keys, good in zip(neighbours, signed, strict=True):
             if not good:
@@ -371,8 +384,9 @@ class Participant:
                 f"at least {self.round.least_survivors} devices must have shared; got {len(shared)}"
             )
         shares: dict[int, bytes] = {}
-        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, self.root)
-        context = self.round.salt + self.root
+        seed = ring_seed(self.round, self.roster, self.root, self.enrolled_bits)
+        self._ciphers = self._ciphers or self._box_ciphers(self.neighbours, seed)
+        context = self.round.salt + seed
         for start in range(0, len(boxes), 4 + BOX_BYTES):
             member = int.from_bytes(boxes[start : start + 4], "little")
             if member not in self.neighbours or member in shares:
@@ -415,29 +429,39 @@ class Participant:
             raise MismatchError(
                 f"at least {self.round.least_survivors} devices must survive; got {len(alive)}"
             )
-        if not is_connected(self.round, self.root, self.enrolled, alive):
+        if not is_connected(self.round, self.roster, self.root, self.enrolled, alive):
             raise MismatchError(
                 "too many next to each other on the ring are reported as dropped out"
             )
         return alive
 
     def check_acknowledgements(self, survivors: bytes, acknowledgements: bytes) -> None:
-        whole, rest = divmod(len(acknowledgements), ACKNOWLEDGEMENT_BYTES)
-        if rest or whole > self.round.cohort:
-            raise MismatchError("acknowledgements must be whole, and at most one per member")
+        enrolled = self.enrolled
+        quorum = self.round.quorum(len(enrolled))
+        end = quorum * ACKNOWLEDGEMENT_BYTES
+        if len(acknowledgements) < end:
+            raise MismatchError(f"{quorum} devices must have signed these survivors")
         text = acknowledgement_text(self.round.salt, self.view, survivors)
-        claims: list[tuple[int, Claim]] = []
-        for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
+        claims: dict[int, Claim] = {}
+        for start in range(0, end, ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
-            member = int.from_bytes(one[:4], "little")
-            if member < self.round.cohort:
-                claims.append((member, (self.roster[member], one[4:], text)))
-        signed = verify_all([claim for _, claim in claims])
-        good = {member for (member, _), is_good in zip(claims, signed, strict=True) if is_good}
-        if len(good) < self.round.quorum:
+            member, signature = int.from_bytes(one[:4], "little"), one[4 + KEY_BYTES :]
+            claims[member] = (one[4 : 4 + KEY_BYTES], signature, text)
+        if len(claims) < quorum:
+            raise MismatchError(f"{quorum} different devices must have signed")
+        if not claims.keys() <= committee_of(self.round, self.roster, self.root, enrolled):
+            raise MismatchError("those that signed must be in the committee")
+        identities = {member: identity for member, (identity, _, _) in claims.items()}
+        self._check_listed(identities, acknowledgements[end:])
+        good = sum(verify_all(list(claims.values())))
+        if good < quorum:
+            raise MismatchError(f"{quorum} devices must have signed these survivors; got {good}")
+
+    def _check_listed(self, identities: Mapping[int, bytes], proof: bytes) -> None:
+        """Raise MismatchError unless the roster has these identities for these members."""
+        if root_from(identities, proof, count=self.round.cohort) != self.roster:
             raise MismatchError(
-                f"at least {self.round.quorum} devices must have signed these survivors; "
-                f"got {len(good)}"
+                "the roster must list this device and every other under the key that was shown"
             )
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sfumato.errors import ImpossibleError
 from sfumato.privacy.samplers import Rng
+from sfumato.secagg.agreement import public_identity
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
@@ -56,12 +56,12 @@ def run(
     Raises ImpossibleError if too many leave for a sum.
     """
     identities = [rng.words(4).tobytes() for _ in range(round.cohort)]
-    roster = tuple(_public(identity) for identity in identities)
+    coordinator = Coordinator(round, tuple(public_identity(identity) for identity in identities))
     devices = [
-        Participant.join(round, member, identity, roster, rng=rng)
+        Participant.join(round, member, identity, coordinator.roster_root, rng=rng)
         for member, identity in enumerate(identities)
     ]
-    course = _RunningRound(Coordinator(round, roster), devices, table_of, leaving or {})
+    course = _RunningRound(coordinator, devices, table_of, leaving or {})
     for number, phase in enumerate(_STEPS):
         if phase is not course.collector.phase:  # ACK is not in every round
             continue
@@ -178,7 +178,3 @@ class _RunningRound:
         if device.round.mode == "semi_malicious":  # it has signed the survivors already
             return device.unmask(device.survivors, message)
         return device.unmask(message)
-
-
-def _public(identity: bytes) -> bytes:
-    return Ed25519PrivateKey.from_private_bytes(identity).public_key().public_bytes_raw()

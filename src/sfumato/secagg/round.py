@@ -8,14 +8,16 @@ from functools import lru_cache
 import numpy as np
 
 from sfumato.secagg import parameters
+from sfumato.secagg.merkle import most_proof_bytes
 from sfumato.secagg.parameters import Mode, Parameters
 from sfumato.spec import digest, require, spec
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_BYTES = 4 + 3 * KEY_BYTES + SIGNATURE_BYTES
+NEIGHBOUR_BYTES = KEY_BYTES + KEYS_BYTES  # its identity and its enrolment
 SHARE_BYTES = 36
-ACKNOWLEDGEMENT_BYTES = 4 + SIGNATURE_BYTES
+ACKNOWLEDGEMENT_BYTES = 4 + KEY_BYTES + SIGNATURE_BYTES
 COMMITMENT_BYTES = 6  # commitment to a share, which identifies liars
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 BOX_BYTES = SEALED_BYTES + 2 * COMMITMENT_BYTES
@@ -54,9 +56,9 @@ class MaskedRound:
             "nonce must be 32 hexadecimal digits",
         )
         require(
-            self.least_survivors >= self.quorum,
-            f"{self.quorum} devices must sign the survivors of a semi_malicious round and must "
-            f"therefore stay; got a floor of {self.least_survivors}: lower dropout or corrupt",
+            self.mode == "semi_honest" or self.least_survivors >= self.majority,
+            f"{self.majority} devices must stay in a semi_malicious round, so that no two sums can "
+            f"be opened; got a floor of {self.least_survivors}: lower dropout or corrupt",
         )
         require.at_least(40, security_bits=self.security_bits)
 
@@ -78,12 +80,14 @@ class MaskedRound:
         return _parameters(self, enrolled)
 
     @property
-    def quorum(self) -> int:
-        """How many devices must sign the same survivors: no two sets can have this many signatures,
-        since only corrupt devices sign both. 0 in a "semi_honest" round."""
-        if self.mode == "semi_honest":
-            return 0
+    def majority(self) -> int:
+        """Two sets of this many members have an honest one in common."""
         return (self.cohort + self._corrupt) // 2 + 1
+
+    def quorum(self, enrolled: int) -> int:
+        """How many of the committee must sign the same survivors: no two sets can have this many
+        signatures, since only corrupt devices sign both. 0 in a "semi_honest" round."""
+        return self.parameters(enrolled).threshold if self.mode == "semi_malicious" else 0
 
     @property
     def _corrupt(self) -> int:
@@ -105,10 +109,17 @@ class MaskedRound:
         return KEYS_BYTES + degree * (BOX_BYTES + SHARE_BYTES) + self.vector_bytes + signed
 
     def bytes_down(self, enrolled: int) -> int:
-        """How many bytes a device receives, if none drops out."""
+        """How many bytes a device receives at most, if none drops out.
+
+        They grow with the logarithm of the cohort, but for three sets of members: a bit for each.
+        """
         degree, members = self.parameters(enrolled).neighbours, -(-self.cohort // 8)
-        signed = self.quorum * ACKNOWLEDGEMENT_BYTES
-        return 3 * members + KEY_BYTES + degree * (KEYS_BYTES + 4 + BOX_BYTES) + signed
+        proof, signed = most_proof_bytes(degree + 1, self.cohort), 0
+        if quorum := self.quorum(enrolled):
+            signed = quorum * ACKNOWLEDGEMENT_BYTES
+            proof += most_proof_bytes(quorum, self.cohort)
+        each = NEIGHBOUR_BYTES + 4 + BOX_BYTES
+        return 3 * members + KEY_BYTES + degree * each + signed + proof
 
     @property
     def lane(self) -> type[np.unsignedinteger]:

@@ -247,11 +247,11 @@ def _sign_again(stage: Masking, key: bytes, **changes: Any) -> Callable[[dict[st
             lambda stage: _sign_again(stage, stage.collector.key, corrupt=0.0),
             "not match its task",
         ),
-        (lambda stage: lambda data: data | {"member": (data["member"] + 1) % COUNT}, "roster"),
-        (lambda stage: lambda data: data | {"member": -1}, "roster"),
+        (lambda stage: lambda data: data | {"member": -1}, "member below"),
+        (lambda stage: lambda data: data | {"member": COUNT}, "member below"),
         (lambda stage: lambda data: {"member": 0}, "two texts"),
     ],
-    ids=["key", "task", "dropout", "corrupt", "member", "negative", "nothing"],
+    ids=["key", "task", "dropout", "corrupt", "negative", "beyond", "nothing"],
 )
 def test_an_invitation_that_does_not_fit_the_task_is_refused(
     stage: Masking, change: Callable[[Masking], Callable[[Any], Any]], says: str

@@ -16,6 +16,7 @@ from sfumato.errors import StoreFull
 from sfumato.flow.secure_sum import PLACEHOLDER_NONCE
 from sfumato.privacy import SystemRng
 from sfumato.secagg.agreement import members_to_bytes
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.participant import Participant
 from unit.device.test_promises import Offering, consenting_device, masked_task, offer_for, resume
 
@@ -106,7 +107,7 @@ def test_a_round_without_parameters_ends_for_the_device() -> None:
         task.masked_round(31, PLACEHOLDER_NONCE),
         0,
         keys[0],
-        tuple(public_key(key) for key in keys),
+        Tree([public_key(key) for key in keys]).root,
         rng=SystemRng(),
     )
     part = resume(device, box, "Trees", stage="hear share", participant=participant.to_json())

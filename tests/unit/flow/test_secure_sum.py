@@ -31,6 +31,7 @@ from sfumato.flow.secure_sum import PLACEHOLDER_NONCE, SecureSum, bytes_of
 from sfumato.flow.task import Task
 from sfumato.privacy import Budget, Ledger, NoiseAtRelease, NoiseInShares, NoNoise, SeededRng
 from sfumato.privacy.samplers import log_mass
+from sfumato.secagg.merkle import Tree
 from sfumato.sketch import CountSketch, OneHot
 
 STUDY: dict[str, Any] = {
@@ -116,7 +117,7 @@ def test_a_device_joins_only_its_tasks_rounds() -> None:
     """The attack: all devices get the same round, with a lower minimum than the noise assumes."""
     task = make_task()
     identity = bytes(32)
-    roster = tuple(bytes([member]) * 32 for member in range(90))
+    roster = Tree([bytes([member]) * 32 for member in range(90)]).root
     good = task.masked_round(90, "ab" * 16)
     joined = join_round(task, good, 3, identity, roster, rng=SeededRng(SEED))
     assert joined.round == good

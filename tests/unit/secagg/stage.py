@@ -17,6 +17,7 @@ from sfumato.privacy import SeededRng
 from sfumato.secagg.agreement import (
     Words,
     agree,
+    committee_of,
     members_from_bytes,
     members_to_bytes,
     pair_label,
@@ -25,6 +26,7 @@ from sfumato.secagg.agreement import (
     stream_of,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import ACKNOWLEDGEMENT_BYTES, BOX_BYTES, SHARE_BYTES, MaskedRound
 from sfumato.secagg.sharing import join
@@ -80,7 +82,7 @@ class Stage:
                 round,
                 member,
                 identity(member),
-                roster(round.cohort),
+                Tree(roster(round.cohort)).root,
                 rng=SeededRng(SEED, 2, seed, member),
             )
             for member in range(round.cohort)
@@ -292,14 +294,27 @@ def opened(shares: Mapping[int, bytes], threshold: int) -> bytes:
     return join({1 + member: share for member, share in shares.items()}, threshold=threshold)
 
 
-def signed_by(signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
-    """The acknowledgements of those of `members` that have signed, as sent to a device."""
-    acknowledgements = b"".join(
-        member.to_bytes(4, "little") + signatures[member]
-        for member in members
-        if member in signatures
+def signed_by(stage: Stage, signatures: Mapping[int, bytes], members: Iterable[int]) -> bytes:
+    """The acknowledgements of those of `members` in the committee that have signed, at most a
+    quorum, as sent to a device: with their identities, and a proof that these are on the roster."""
+    listed, enrolled = stage.collector.roster, stage.collector.keys.keys()
+    committee = committee_of(
+        stage.round, stage.collector.roster_root, stage.collector.root, enrolled
     )
-    assert len(acknowledgements) % ACKNOWLEDGEMENT_BYTES == 0
+    signers = [member for member in members if member in signatures and member in committee]
+    del signers[stage.round.quorum(len(enrolled)) :]
+    return entries(stage, {member: signatures[member] for member in signers}) + Tree(listed).proof(
+        signers
+    )
+
+
+def entries(stage: Stage, signatures: Mapping[int, bytes]) -> bytes:
+    """Member, identity and signature of each that has signed."""
+    acknowledgements = b"".join(
+        member.to_bytes(4, "little") + stage.collector.roster[member] + signature
+        for member, signature in signatures.items()
+    )
+    assert len(acknowledgements) == len(signatures) * ACKNOWLEDGEMENT_BYTES
     return acknowledgements
 
 

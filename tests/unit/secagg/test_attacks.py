@@ -35,6 +35,7 @@ from sfumato.privacy import (
     SeededRng,
     epsilon_of,
 )
+from sfumato.secagg import agreement
 from sfumato.secagg import coordinator as collector_side
 from sfumato.secagg import participant as device_side
 from sfumato.secagg.agreement import (
@@ -42,17 +43,20 @@ from sfumato.secagg.agreement import (
     acknowledgement_text,
     agree,
     commitment,
+    committee_of,
     derive,
     members_from_bytes,
     neighbours_of,
     private_key,
     public_of,
     ring_of,
+    ring_seed,
     sign,
     stream_of,
     verify_all,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
+from sfumato.secagg.merkle import Tree
 from sfumato.secagg.parameters import Parameters, find
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import (
@@ -65,11 +69,13 @@ from sfumato.secagg.round import (
 )
 from sfumato.secagg.sharing import PRIME, lagrange_weights
 from sfumato.sketch import OneHot
+from unit.secagg import stage as stage_side
 from unit.secagg.stage import (
     ROUND,
     Haul,
     Stage,
     assert_hidden,
+    entries,
     nearest_zero,
     opened,
     pieces,
@@ -227,9 +233,13 @@ def test_1_devices_restored_from_older_copies_are_read() -> None:
 CORRUPT = (0, 1)
 
 
+def roots(stage: Stage) -> tuple[bytes, bytes]:
+    return stage.collector.roster_root, stage.collector.root
+
+
 def ring_order(stage: Stage) -> tuple[int, ...]:
     """Members in the order of the ring, if all have enrolled."""
-    return ring_of(stage.round, stage.collector.root, tuple(range(stage.round.cohort))).order
+    return ring_of(stage.round, *roots(stage), tuple(range(stage.round.cohort))).order
 
 
 def two_halves(stage: Stage) -> Haul:
@@ -254,7 +264,7 @@ def two_halves(stage: Stage) -> Haul:
             haul.corrupt(member)
         else:
             which = is_alive[member]
-            haul.ask(member, sets[which], signed_by(signatures[which], everybody))
+            haul.ask(member, sets[which], signed_by(stage, signatures[which], everybody))
     return haul
 
 
@@ -278,8 +288,18 @@ class ComparesNoNotes(Participant):
 
 
 def lower_threshold(monkeypatch: Patch) -> None:
-    """That of a "semi_honest" round, which its signatures do not change."""
+    """That of a "semi_honest" round; committee and quorum stay those of a "semi_malicious" one."""
     parameters = MaskedRound.parameters
+    size, quorum = SEMI_MALICIOUS.parameters(24).neighbours, SEMI_MALICIOUS.quorum(24)
+    monkeypatch.setattr(MaskedRound, "quorum", lambda self, enrolled: quorum)
+    for side in (device_side, collector_side, stage_side):
+        monkeypatch.setattr(
+            side,
+            "committee_of",
+            lambda round, roster, root, enrolled: frozenset(
+                ring_of(round, roster, root, tuple(sorted(enrolled))).order[:size]
+            ),
+        )
     monkeypatch.setattr(
         MaskedRound,
         "parameters",
@@ -335,7 +355,7 @@ def sum_below_the_floor(stage: Stage, dropped: set[int]) -> I64 | None:
     haul = Haul(stage)
     for survivors, signatures in signed.items():
         for member in signatures:
-            haul.ask(member, survivors, signed_by(signatures, everybody))
+            haul.ask(member, survivors, signed_by(stage, signatures, everybody))
     return sum_without(stage, haul, dropped)
 
 
@@ -386,7 +406,9 @@ def two_arcs(kind: type[Participant]) -> tuple[Stage, I64 | None]:
             if member not in missing
         }
         for member in signed:
-            haul.ask(member, survivors, signed_by(signed, everybody))
+            whole = entries(stage, signed)
+            ours = signed_by(stage, signed, everybody)
+            haul.ask(member, survivors, whole if kind is CountsNeighbours else ours)
         dropped |= missing
     return stage, sum_without(stage, haul, dropped)
 
@@ -399,17 +421,18 @@ class CountsNeighbours(Participant):
         good = 0
         for start in range(0, len(acknowledgements), ACKNOWLEDGEMENT_BYTES):
             one = acknowledgements[start : start + ACKNOWLEDGEMENT_BYTES]
-            member = int.from_bytes(one[:4], "little")
-            (is_good,) = verify_all([(self.roster[member], one[4:], text)])
-            good += is_good and member in self.neighbours
+            identity, signature = one[4 : 4 + KEY_BYTES], one[4 + KEY_BYTES :]
+            (is_good,) = verify_all([(identity, signature, text)])
+            good += is_good and int.from_bytes(one[:4], "little") in self.neighbours
         if good < self.round.parameters(len(self.enrolled)).threshold:
             raise MismatchError("too few neighbours have signed")
 
 
 def test_2_two_arcs_that_are_told_different_sets_give_no_sum_below_the_floor() -> None:
-    """Forty sign either set, and 52 must sign one."""
+    """Forty sign either set; the committee is the first 24 on the ring, all in one arc, and 14 of
+    it must sign one. So the other arc gives nothing."""
     stage, total = two_arcs(Participant)
-    assert stage.round.quorum == 52
+    assert stage.round.quorum(100) == 14
     assert total is None
 
 
@@ -522,8 +545,15 @@ def test_4_without_the_floor_four_devices_are_summed(monkeypatch: Patch) -> None
 def friendly_roster(stage: Stage, friends: list[int]) -> bytes:
     """Only corrupt neighbours, with their own well signed keys."""
     who = stage.set_of(stage.collector.keys)
-    keys = [stage.collector.keys[friend].to_bytes() for friend in friends]
-    return who + stage.collector.root + b"".join(keys)
+    return who + stage.collector.root + listed(stage, [stage.devices[f] for f in friends])
+
+
+def listed(stage: Stage, friends: list[Participant], member: int = VICTIM) -> bytes:
+    """The keys of these neighbours of a member, as they enrol, under the identities that the
+    roster has for their members, and a proof of that."""
+    every = stage.collector.roster
+    keys = b"".join(every[friend.member] + friend.enrol() for friend in friends)
+    return keys + Tree(every).proof([member, *(friend.member for friend in friends)])
 
 
 def committed(salt: bytes, owner: int, holder: int, text: bytes) -> bytes:
@@ -534,23 +564,28 @@ def committed(salt: bytes, owner: int, holder: int, text: bytes) -> bytes:
     )
 
 
+def ring_of_boxes(stage: Stage) -> bytes:
+    """What boxes are sealed for."""
+    return ring_seed(stage.round, *roots(stage), stage.set_of(stage.collector.keys))
+
+
 def box_for(stage: Stage, source: Participant, victim: int, text: bytes) -> bytes:
     """A box as `source` seals it."""
-    salt, root = stage.round.salt, stage.collector.root
+    salt, ring = stage.round.salt, ring_of_boxes(stage)
     secret = agree(private_key(source.box_key), stage.collector.keys[victim].box)
-    cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
+    cipher = ChaCha20Poly1305(derive(secret, salt, b"box", ring, KEY_BYTES))
     nonce = source.member.to_bytes(6, "little") + victim.to_bytes(6, "little")
-    sealed = cipher.encrypt(nonce, text, salt + root)
+    sealed = cipher.encrypt(nonce, text, salt + ring)
     beside = committed(salt, source.member, victim, text)
     return source.member.to_bytes(4, "little") + sealed + beside
 
 
 def unbox(stage: Stage, target: Participant, victim: int, box: bytes) -> bytes:
-    salt, root = stage.round.salt, stage.collector.root
+    salt, ring = stage.round.salt, ring_of_boxes(stage)
     secret = agree(private_key(target.box_key), stage.collector.keys[victim].box)
-    cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
+    cipher = ChaCha20Poly1305(derive(secret, salt, b"box", ring, KEY_BYTES))
     nonce = victim.to_bytes(6, "little") + target.member.to_bytes(6, "little")
-    return cipher.decrypt(nonce, box[:SEALED_BYTES], salt + root)
+    return cipher.decrypt(nonce, box[:SEALED_BYTES], salt + ring)
 
 
 def surrounded(stage: Stage, friends: list[Participant], message: bytes) -> I64:
@@ -591,12 +626,16 @@ def impostors(stage: Stage) -> tuple[list[Participant], bytes]:
     """The collector's own keys in the name of all neighbours of the victim, signed by itself."""
     friends = [
         Participant.join(
-            stage.round, member, bytes([member]) * 32, roster(24), rng=SeededRng(SEED, 9, member)
+            stage.round,
+            member,
+            bytes([member]) * 32,
+            stage.collector.roster_root,
+            rng=SeededRng(SEED, 9, member),
         )
         for member in stage.neighbours(VICTIM)
     ]
     who = stage.set_of(stage.collector.keys)
-    return friends, who + stage.collector.root + b"".join(one.enrol() for one in friends)
+    return friends, who + stage.collector.root + listed(stage, friends)
 
 
 def test_4_keys_that_no_enrolled_identity_signed_are_refused() -> None:
@@ -715,9 +754,9 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     later.until(Phase.SHARE)
     good = later.collector.roster_for(VICTIM)
     near = later.neighbours(VICTIM)
-    old = b"".join(earlier.answers[Phase.ENROL, member] for member in near)
+    head, old = good[: 3 + KEY_BYTES], listed(later, [earlier.devices[member] for member in near])
     with pytest.raises(MismatchError, match="signed for this round"):
-        later.devices[VICTIM].share(good[: -len(old)] + old)
+        later.devices[VICTIM].share(head + old)
     later.until(Phase.MASK)
     boxes = later.collector.boxes_for(VICTIM)
     member = next(m for m in near if m in earlier.neighbours(VICTIM))
@@ -733,7 +772,7 @@ def test_5_nothing_from_another_round_is_taken() -> None:
     signatures = {m: earlier.devices[m].acknowledge(survivors) for m in range(24)}
     assert later.collector.add(Phase.ACK, 7, signatures[7]) is Refusal.UNSIGNED
     with pytest.raises(MismatchError, match="must have signed"):
-        later.devices[VICTIM].unmask(survivors, signed_by(signatures, range(24)))
+        later.devices[VICTIM].unmask(survivors, signed_by(later, signatures, range(24)))
 
 
 def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> None:
@@ -747,7 +786,7 @@ def test_5_signatures_that_name_no_round_are_replayed(monkeypatch: Patch) -> Non
     assert later.collector.survivor_set() != claimed
     for member in later.neighbours(9):
         device = later.devices[member]
-        answer = device.unmask(claimed, signed_by(signatures, range(24)))
+        answer = device.unmask(claimed, signed_by(later, signatures, range(24)))
         assert (
             pieces(answer, device.neighbour_shares)[9] == device.neighbour_shares[9][SHARE_BYTES:]
         )
@@ -1031,12 +1070,15 @@ class GivesFalseShares(Participant):
         boxes = super().share(roster)
         target = min(self.neighbours)
         nonce = self.member.to_bytes(6, "little") + target.to_bytes(6, "little")
-        salt, root = self.round.salt, self.root
+        salt, ring = (
+            self.round.salt,
+            ring_seed(self.round, self.roster, self.root, self.enrolled_bits),
+        )
         secret = agree(private_key(self.box_key), self.neighbours[target].box)
-        cipher = ChaCha20Poly1305(derive(secret, salt, b"box", root, KEY_BYTES))
-        text = cipher.decrypt(nonce, boxes[:SEALED_BYTES], salt + root)
+        cipher = ChaCha20Poly1305(derive(secret, salt, b"box", ring, KEY_BYTES))
+        text = cipher.decrypt(nonce, boxes[:SEALED_BYTES], salt + ring)
         false = bytes([text[0] ^ 1]) + text[1:]
-        return cipher.encrypt(nonce, false, salt + root) + boxes[SEALED_BYTES:]
+        return cipher.encrypt(nonce, false, salt + ring) + boxes[SEALED_BYTES:]
 
 
 def test_8_a_device_that_gives_false_shares_does_not_frame_its_neighbours() -> None:
@@ -1151,8 +1193,8 @@ def test_8_where_they_are_taken_whoever_listens_reads_a_table(monkeypatch: Patch
     zeros = members_with_zeros()
     stage = Stage(kinds=dict.fromkeys(zeros, EnrolsZeros))
     stage.until(Phase.MASK)
-    salt, root = ROUND.salt, stage.collector.root
-    cipher = ChaCha20Poly1305(derive(bytes(32), salt, b"box", root, KEY_BYTES))
+    salt, ring = ROUND.salt, ring_of_boxes(stage)
+    cipher = ChaCha20Poly1305(derive(bytes(32), salt, b"box", ring, KEY_BYTES))
     texts, boxes = {}, stage.set_of(range(24))
     for member in stage.neighbours(VICTIM):
         there = VICTIM.to_bytes(6, "little") + member.to_bytes(6, "little")
@@ -1160,9 +1202,9 @@ def test_8_where_they_are_taken_whoever_listens_reads_a_table(monkeypatch: Patch
         box = stage.box(member, VICTIM)
         if member in zeros:  # the collector makes up what they cannot seal themselves
             sealed = stage.box(VICTIM, member)[:SEALED_BYTES]
-            texts[member] = cipher.decrypt(there, sealed, salt + root)
+            texts[member] = cipher.decrypt(there, sealed, salt + ring)
             nothing = bytes(2 * SHARE_BYTES)
-            box = cipher.encrypt(back, nothing, salt + root)
+            box = cipher.encrypt(back, nothing, salt + ring)
             box += committed(salt, member, VICTIM, nothing)
         boxes += member.to_bytes(4, "little") + box
     seed, key = (
@@ -1543,7 +1585,7 @@ def sum_of_fewer(stage: Stage) -> I64 | None:
             signed[survivors][device.member] = device.acknowledge(survivors)
     for member in everybody:
         same = signed[sets[member]]
-        haul.ask(member, sets[member], signed_by(same, sorted(same)[: stage.round.quorum]))
+        haul.ask(member, sets[member], signed_by(stage, same, sorted(same)))
     left = everybody - fewer(stage)
     seeds = haul.seeds(left)
     assert len(left) < stage.round.least_survivors
@@ -1674,7 +1716,7 @@ def cut_in_two(monkeypatch: Patch) -> tuple[Stage, Gaps, list[I64 | None]]:
         with contextlib.suppress(MismatchError):
             signed[member] = stage.devices[member].acknowledge(survivors)
     for member in alive - ring.corrupt:
-        haul.ask(member, survivors, signed_by(signed, range(80)))
+        haul.ask(member, survivors, signed_by(stage, signed, range(80)))
     sums: list[I64 | None] = []
     for arc in ring.between:
         seeds, keys = haul.seeds(arc), haul.keys(ring.dropped)
@@ -1759,11 +1801,108 @@ def test_16_who_is_left_out_does_not_decide_who_stands_next_to_whom() -> None:
     corrupt = set(chance.choice(others, 1_000, replace=False).tolist())
     floor, root = round.least_survivors, bytes(32)
     parameters = round.parameters(floor)
-    ring = ring_of(round, root, tuple(range(floor)))
+    ring = ring_of(round, root, root, tuple(range(floor)))
     listed = surrounding(10_000, floor, corrupt, ring.neighbours(VICTIM))
     assert len(listed) == floor
     assert listed[VICTIM] == VICTIM
     at_known = {listed[place] for place in ring.neighbours(VICTIM)}
     assert len(at_known & corrupt) >= parameters.threshold  # enough of both its secrets
-    near = set(neighbours_of(round, root, listed, [VICTIM])[VICTIM])
+    near = set(neighbours_of(round, root, root, listed, [VICTIM])[VICTIM])
     assert len(near & corrupt) < parameters.threshold / 2
+
+
+# 17. Two rings with one root: shares for both kinds of secrets, from devices on either.
+
+
+def on_two_rings(stage: Stage) -> tuple[Participant, bytes]:
+    """A neighbour of the victim that was told of another set, with the root that the victim was
+    told; and the message that would give it the victim's box."""
+    collector, round = stage.collector, stage.round
+    absent = next(m for m in range(24) if m != VICTIM and m not in stage.neighbours(VICTIM))
+    fewer = collector.keys.keys() - {absent}
+    rings = neighbours_of(round, *roots(stage), fewer, range(24))
+    member = next(m for m in stage.neighbours(VICTIM) if VICTIM in rings[m])
+    near = listed(stage, [stage.devices[other] for other in rings[member]], member)
+    stage.devices[member].share(stage.set_of(fewer) + collector.root + near)
+    boxes = stage.devices[VICTIM].share(collector.roster_for(VICTIM))
+    box = pieces(boxes, stage.neighbours(VICTIM), BOX_BYTES)[member]
+    return stage.devices[member], stage.set_of(fewer) + VICTIM.to_bytes(4, "little") + box
+
+
+def test_17_a_box_opens_on_its_own_ring_alone() -> None:
+    """So all that hold shares of a device's secrets have the same committee, and answer one set."""
+    stage = Stage(SEMI_MALICIOUS)
+    stage.until(Phase.SHARE)
+    device, message = on_two_rings(stage)
+    with pytest.raises(MismatchError, match=f"the box of member {VICTIM} does not open"):
+        device.open_boxes(message)
+
+
+def test_17_where_boxes_follow_from_the_root_alone_it_opens_on_any(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(device_side, "ring_seed", lambda round, roster, root, enrolled: root)
+    stage = Stage(SEMI_MALICIOUS)
+    stage.until(Phase.SHARE)
+    device, message = on_two_rings(stage)
+    with pytest.raises(MismatchError, match="neighbours must have shared; got 1"):  # it counted
+        device.open_boxes(message)
+
+
+# 18. Signatures from outside the committee.
+
+
+def without_committee(kind: type[Participant]) -> bytes | None:
+    """A neighbour's answer to the claim that the victim dropped out, which nobody in the committee
+    has signed, but everybody outside it; the message names as many as a quorum."""
+    stage = masked(SEMI_MALICIOUS, kind=kind)
+    claimed = stage.set_of(stage.collector.survivors - {VICTIM})
+    committee = committee_of(stage.round, *roots(stage), set(range(24)))
+    outside = [m for m in range(24) if m not in committee and m != VICTIM]
+    signed = {m: stage.devices[m].acknowledge(claimed) for m in outside}
+    liar = stage.devices[CORRUPT[0]]  # signs for as many others as are needed
+    text = acknowledgement_text(stage.round.salt, liar.view, claimed)
+    for member in sorted(committee - {VICTIM})[: stage.round.quorum(24) - len(signed)]:
+        signed[member] = sign(liar.identity, text)
+    near = next(m for m in stage.neighbours(VICTIM) if m not in CORRUPT)
+    message = entries(stage, signed) + Tree(stage.collector.roster).proof(list(signed))
+    try:
+        return stage.devices[near].unmask(claimed, message)
+    except MismatchError:
+        return None
+
+
+def test_18_signatures_from_outside_the_committee_open_nothing() -> None:
+    assert without_committee(Participant) is None
+
+
+def test_18_a_device_that_asks_for_any_signatures_answers() -> None:
+    assert without_committee(ComparesNoNotes) is not None
+
+
+# 19. A roster in an order that the collector chooses.
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_19_the_order_of_the_roster_does_not_decide_who_stands_next_to_whom(
+    monkeypatch: Patch, is_bound: bool
+) -> None:
+    """10,000 devices, a tenth corrupt. A collector that knew the ring before it orders the roster
+    would give corrupt identities the places around a victim: enough of both its secrets."""
+    if not is_bound:
+        unbound = agreement.ring_seed
+        monkeypatch.setattr(
+            agreement,
+            "ring_seed",
+            lambda round, roster, root, enrolled: unbound(round, bytes(32), root, enrolled),
+        )
+    round = replace(ROUND, cohort=10_000, corrupt=0.1, dropout=0.1, mode="semi_malicious")
+    everybody, root = tuple(range(10_000)), bytes(32)
+    parameters = round.parameters(10_000)
+    expected = ring_of(round, bytes(32), root, everybody)
+    corrupt = set(expected.neighbours(VICTIM))
+    identities = {member: f"{member in corrupt} {member}".encode() for member in everybody}
+    roster = Tree(list(identities.values())).root
+    ring_of.cache_clear()
+    near = set(neighbours_of(round, roster, root, everybody, [VICTIM])[VICTIM])
+    ring_of.cache_clear()
+    assert (len(near & corrupt) < parameters.threshold / 2) == is_bound
+    assert (len(near & corrupt) >= parameters.threshold) != is_bound

@@ -24,7 +24,7 @@ from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import (
     ACKNOWLEDGEMENT_BYTES,
     BOX_BYTES,
-    KEYS_BYTES,
+    NEIGHBOUR_BYTES,
     SHARE_BYTES,
     MaskedRound,
 )
@@ -32,7 +32,7 @@ from unit.secagg.stage import ROUND, STEPS, Stage, pieces
 
 Chance = np.random.Generator
 
-FEW, MANY = 1_000, 100_000
+FEW, MANY = 3_000, 100_000  # of the masking messages, one in a few hundred is answered
 SMALL = replace(ROUND, cells=8)
 ROUNDS = {
     "semi_honest": SMALL,
@@ -313,7 +313,7 @@ def fuzz_device(name: str, count: int, chance: Chance) -> Counter[str]:
         saved = honest.devices[phase][member]
         device = awake.setdefault((phase, member), Participant.from_json(saved))
         good, signatures = honest.messages[phase, member], honest.signatures
-        piece = {Phase.SHARE: KEYS_BYTES, Phase.MASK: 4 + BOX_BYTES}.get(phase, 1)
+        piece = {Phase.SHARE: NEIGHBOUR_BYTES, Phase.MASK: 4 + BOX_BYTES}.get(phase, 1)
         mutation = MUTATIONS[int(chance.integers(len(MUTATIONS)))]
         message = good
         if phase is Phase.UNMASK and signatures and chance.random() < 0.7:

@@ -25,6 +25,7 @@ from sfumato.secagg.agreement import (
     members_to_bytes,
 )
 from sfumato.secagg.coordinator import Coordinator, Phase, Refusal
+from sfumato.secagg.merkle import Tree, most_proof_bytes
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 
@@ -47,10 +48,24 @@ def roster(cohort: int) -> tuple[bytes, ...]:
     return tuple(key.public_key().public_bytes_raw() for key in IDENTITIES[:cohort])
 
 
+def acknowledgements(signatures: dict[int, bytes]) -> bytes:
+    """Signatures as sent to a device of a cohort of 40."""
+    listed = roster(40)
+    signed = [m.to_bytes(4, "little") + listed[m] + text for m, text in signatures.items()]
+    return b"".join(signed) + Tree(listed).proof(signatures)
+
+
+def committee(fleet: Fleet) -> frozenset[int]:
+    collector = fleet.collector
+    return agreement.committee_of(
+        fleet.round, collector.roster_root, collector.root, collector.keys.keys()
+    )
+
+
 def joined(round: MaskedRound, member: int, seed: int = 0) -> Participant:
     identity = IDENTITIES[member].private_bytes_raw()
     rng = SeededRng(SEED, seed, member)
-    return Participant.join(round, member, identity, roster(round.cohort), rng=rng)
+    return Participant.join(round, member, identity, Tree(roster(round.cohort)).root, rng=rng)
 
 
 class Fleet:
@@ -314,7 +329,15 @@ def test_a_rehearsal_adds_exactly_and_bills_every_byte(mode: Any, prime: bool) -
 
     whole = rehearsal.run(round, lambda member: tables[member], rng=SeededRng(SEED))
     assert set(whole.bytes_up.tolist()) == {round.bytes_up(40)}
-    assert set(whole.bytes_down.tolist()) == {round.bytes_down(40)}
+    degree, members = round.parameters(40).neighbours, 5
+    proofs = most_proof_bytes(degree + 1, 40)  # these depend on the ring; the rest does not
+    quorum = round.quorum(40)
+    signed = quorum * (4 + 32 + 64)
+    if signed:
+        proofs += most_proof_bytes(quorum, 40)
+    rest = 3 * members + 32 + degree * (32 + 164 + 4 + 100) + signed
+    assert round.bytes_down(40) == rest + proofs
+    assert rest < whole.bytes_down.min() <= whole.bytes_down.max() <= rest + proofs
 
 
 def test_a_rehearsal_that_loses_too_many_says_so() -> None:
@@ -369,14 +392,13 @@ def test_without_a_quorum_of_signatures_a_semi_malicious_round_opens_nothing() -
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors)
     other = members_to_bytes(fleet.collector.survivors - {7}, 40)
-    signers = [member for member in range(40) if member not in (5, 7)]
-    split = b"".join(
-        member.to_bytes(4, "little") + fleet.devices[member].acknowledge(other)
-        for member in signers
-    )
+    signers = sorted(committee(fleet) - {5, 7})[: round.quorum(40)]
+    split = acknowledgements({m: fleet.devices[m].acknowledge(other) for m in signers})
     with pytest.raises(MismatchError, match="must have signed"):
         device.unmask(survivors, split)
-    assert round.quorum == (40 + 4) // 2 + 1
+    parameters = round.parameters(40)
+    assert len(committee(fleet)) == parameters.neighbours
+    assert 2 * round.quorum(40) > parameters.neighbours + 4  # corrupt ones among them, at most
 
 
 def test_signatures_count_once_and_only_from_the_roster() -> None:
@@ -384,18 +406,33 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
     fleet = Fleet(round)
     fleet.until(Phase.UNMASK)
     survivors = fleet.collector.survivor_set()
-    signed = [
-        member.to_bytes(4, "little") + fleet.devices[member].acknowledge(survivors)
-        for member in range(round.quorum)
-    ]
-    device, enough = fleet.devices[30], b"".join(signed)
-    repeated = b"".join([*signed[:-1], signed[0]])
-    stranger = b"".join([*signed[:-1], (40).to_bytes(4, "little") + signed[0][4:]])
-    for wrong in (enough[:-68], repeated, stranger):
-        with pytest.raises(MismatchError, match="must have signed"):
+    quorum, device = round.quorum(40), fleet.devices[30]
+    signers = sorted(committee(fleet))[:quorum]
+    signatures = {m: fleet.devices[m].acknowledge(survivors) for m in signers}
+    enough, end = acknowledgements(signatures), 100 * quorum
+    fewer = acknowledgements({m: signatures[m] for m in signers[:-1]})
+    repeated = enough[: end - 100] + enough[:100] + enough[end:]
+    own = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    text = agreement.acknowledgement_text(round.salt, device.view, survivors)
+    forged = own.public_key().public_bytes_raw() + own.sign(text)
+    as_member = enough[: end - 96] + forged + enough[end:]
+    (outsider, *_) = set(range(40)) - committee(fleet)
+    outside = signatures | {outsider: fleet.devices[outsider].acknowledge(survivors)}
+    del outside[signers[0]]
+    stranger = enough[: end - 100] + (40).to_bytes(4, "little") + forged + enough[end:]
+    for wrong, says in (
+        (b"", "must have signed"),
+        (fewer, "must"),
+        (repeated, "different devices must have signed"),
+        (as_member, "the roster must list"),
+        (stranger, "must be in the committee"),
+        (acknowledgements(outside), "must be in the committee"),
+        (enough[: end - 1], "must have signed"),
+        (enough[:-1], "the proof must have"),
+        (enough + bytes(32), "the proof must have"),
+    ):
+        with pytest.raises(MismatchError, match=says):
             device.unmask(survivors, wrong)
-    with pytest.raises(MismatchError, match="must be whole"):
-        device.unmask(survivors, enough[:-1])
     device.unmask(survivors, enough)
 
 
@@ -406,8 +443,9 @@ def test_dropouts_chosen_by_the_ring_are_refused() -> None:
     fleet = Fleet(round)
     fleet.until(Phase.UNMASK)
     enrolled = fleet.collector.keys.keys()
+    roots = (fleet.collector.roster_root, fleet.collector.root)
     parameters = round.parameters(60)
-    ring = agreement.ring_of(round, fleet.collector.root, tuple(range(60)))
+    ring = agreement.ring_of(round, *roots, tuple(range(60)))
     half = parameters.neighbours // 2
     assert 0 < parameters.window <= half
     gaps = [*ring.order[:half], *ring.order[30 : 30 + half]]
@@ -418,11 +456,11 @@ def test_dropouts_chosen_by_the_ring_are_refused() -> None:
             fleet.devices[between].acknowledge(members_to_bytes(alive, 60))
     one_gap = set(range(60)) - set(ring.order[: half - parameters.window + 1])
     assert len(one_gap) >= round.least_survivors
-    assert not agreement.is_connected(round, fleet.collector.root, enrolled, one_gap)
+    assert not agreement.is_connected(round, *roots, enrolled, one_gap)
     with pytest.raises(MismatchError, match="next to each other on the ring"):
         fleet.devices[ring.order[-1]].acknowledge(members_to_bytes(one_gap, 60))
     fewer = one_gap | {ring.order[0]}
-    assert agreement.is_connected(round, fleet.collector.root, enrolled, fewer)
+    assert agreement.is_connected(round, *roots, enrolled, fewer)
     fleet.devices[ring.order[-1]].acknowledge(members_to_bytes(fewer, 60))
 
 
@@ -431,28 +469,30 @@ def test_who_enrolled_decides_the_ring() -> None:
     corrupt ones have the ranks around a victim. So the order depends on the whole set."""
     root = bytes(32)
     orders = {
-        agreement.ring_of(ROUND, root, tuple(m for m in range(24) if m != missing)).order
+        agreement.ring_of(ROUND, root, root, tuple(m for m in range(24) if m != missing)).order
         for missing in range(24)
     }
     assert len(orders) == 24
-    alike = agreement.ring_of(ROUND, root, tuple(range(23))).order
+    alike = agreement.ring_of(ROUND, root, root, tuple(range(23))).order
     assert alike in orders  # the same set, the same ring
 
 
-def test_devices_with_different_rosters_do_not_cancel() -> None:
+def test_devices_with_different_rosters_open_no_boxes_and_have_other_masks() -> None:
     """The attack: two rosters that share their corrupt members, and a quorum in each."""
     fleet = Fleet()
     fleet.until(Phase.MASK)
     odd = fleet.devices[5]
     stranger = IDENTITIES[40].public_key().public_bytes_raw()
-    odd.roster = (*odd.roster[:20], stranger, *odd.roster[21:])
-    fleet.tables[:] = 0
-    odd.mask(fleet.collector.boxes_for(5), fleet.tables[5])
-    assert odd.view != fleet.collector.view
+    listed = fleet.collector.roster
+    odd.roster = Tree([*listed[:20], stranger, *listed[21:]]).root
+    with pytest.raises(MismatchError, match="does not open"):
+        odd.mask(fleet.collector.boxes_for(5), fleet.tables[5])
+    facts = (odd.root, odd.enrolled, fleet.collector.boxes.keys())
+    assert agreement.view_of(odd.round, odd.roster, *facts) != fleet.collector.view
 
 
 def test_a_floor_below_the_quorum_is_refused() -> None:
-    with pytest.raises(SpecError, match="must sign the survivors"):
+    with pytest.raises(SpecError, match="must stay in a semi_malicious round"):
         replace(ROUND, mode="semi_malicious", cohort=40, dropout=0.5)
 
 
@@ -461,7 +501,7 @@ def test_a_roster_that_is_not_the_rings_is_refused() -> None:
     collector = fleet.until(Phase.SHARE)
     device = fleet.devices[5]
     good = collector.roster_for(5)
-    head = good[: 3 + 32]
+    head, entry = good[: 3 + 32], 32 + 164
     swapped = head + collector.roster_for(6)[3 + 32 :]
     with pytest.raises(MismatchError, match="those of the ring"):
         device.share(swapped)
@@ -469,15 +509,46 @@ def test_a_roster_that_is_not_the_rings_is_refused() -> None:
     with pytest.raises(MismatchError, match="those of the ring"):
         device.share(grown)
     forged = bytearray(good)
-    forged[-70] ^= 1
+    forged[3 + 32 + entry - 70] ^= 1  # a key of the first neighbour
     with pytest.raises(MismatchError, match="signed for this round"):
         device.share(bytes(forged))
+    renamed = bytearray(good)
+    renamed[3 + 32] ^= 1  # its identity
+    with pytest.raises(MismatchError, match="the roster must list"):
+        device.share(bytes(renamed))
+    for wrong in (good[:-1], good + bytes(32)):
+        with pytest.raises(MismatchError, match="the proof must have"):
+            device.share(wrong)
     few = members_to_bytes(set(range(10)), 24) + good[3:]
     with pytest.raises(MismatchError, match="at least 18 devices"):
         device.share(few)
-    with pytest.raises(MismatchError, match="whole keys"):
-        device.share(good[:-1])
+    with pytest.raises(MismatchError, match="must begin with"):
+        device.share(good[: 3 + 31])
+    with pytest.raises(MismatchError, match="those of the ring"):
+        device.share(good[: 3 + 32 + entry])
     device.share(good)
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+def test_a_device_that_the_roster_has_at_another_place_refuses(mode: Any) -> None:
+    """The attack: the roster has the collector's own identity where the device should be."""
+    fleet = Fleet(replace(ROUND, mode=mode))
+    stranger = IDENTITIES[40].public_key().public_bytes_raw()
+    listed = (*roster(24)[:5], stranger, *roster(24)[6:])
+    liar = Coordinator(fleet.round, listed)
+    device = Participant.join(
+        fleet.round, 5, fleet.devices[5].identity, liar.roster_root, rng=SeededRng(SEED, 7)
+    )
+    own = Participant.join(
+        fleet.round, 5, IDENTITIES[40].private_bytes_raw(), liar.roster_root, rng=SeededRng(SEED, 8)
+    )
+    for member in range(24):
+        participant = own if member == 5 else fleet.devices[member]
+        assert liar.add(Phase.ENROL, member, participant.enrol()) is None
+    liar.close()
+    with pytest.raises(MismatchError, match="the roster must list this device"):
+        device.share(liar.roster_for(5))
+    own.share(liar.roster_for(5))
 
 
 def test_keys_of_another_round_are_refused() -> None:

@@ -81,7 +81,7 @@ class Invitation(BaseModel):
     """The place of a device in a round."""
 
     member: Annotated[int, Field(ge=0)]
-    invitation: str = Field(description="canonical JSON of round and roster")
+    invitation: str = Field(description="canonical JSON of the round and its roster")
     signature: str = Field(description="Ed25519, in hexadecimal")
 
 

@@ -200,9 +200,11 @@ class RoundDriver:
                 turn=1,
                 charged=0,
             )
-            invitation = json.dumps(invitations.sign(round, roster, self._key))
+            coordinator = Coordinator(round, roster)
+            signed = invitations.sign(round, coordinator.roster_root, self._key)
+            invitation = json.dumps(signed)
             tx.add_round(task.id, row, invitation, [number for number, _ in devices])
-        self._coordinators[round.nonce] = Coordinator(round, roster)
+        self._coordinators[round.nonce] = coordinator
         self._rounds.add(round.nonce)
         del self._enough_since[task.id]
         self._log("round-formed", study_id=study.id, task_id=task.id, **count_field(cohort))
