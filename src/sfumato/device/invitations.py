@@ -44,6 +44,14 @@ def sign(round: MaskedRound, roster: bytes, key: bytes) -> dict[str, str]:
     return {"invitation": text, "signature": offers.signature(_CONTEXT, text, key)}
 
 
+def is_to(roster: bytes, envelope: str) -> bool:
+    """Whether this is an invitation, in the current format, to a round with this roster."""
+    try:
+        return bool(json.loads(json.loads(envelope)["invitation"])["roster"] == roster.hex())
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
 def verify(envelope: Mapping[str, Any], key: bytes) -> Invitation:
     """The invitation that the holder of this public key signed; raises OfferError otherwise."""
     text, signature = envelope.get("invitation"), envelope.get("signature")

@@ -63,7 +63,7 @@ from sfumato.secagg.round import (
 from sfumato.secagg.sharing import are_shares, join_many
 from sfumato.spec import from_json, to_json
 
-VERSION = 1
+VERSION = 2
 _ADDRESSED = 4 + BOX_BYTES  # a box after its source
 
 

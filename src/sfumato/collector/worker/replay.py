@@ -12,6 +12,7 @@ from dataclasses import replace
 from threading import Lock
 
 from sfumato.collector.store.round_tables import RoundRow, RoundTables, accepted_members
+from sfumato.device import invitations
 from sfumato.errors import DataError
 from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.round import MaskedRound
@@ -85,6 +86,8 @@ def replay(tx: RoundTables, row: RoundRow) -> Coordinator:
     MASK, with the sum so far. The messages of the phase are still to be added."""
     round: MaskedRound = from_json(row.spec)
     coordinator = Coordinator(round, tuple(bytes(identity) for identity, _ in tx.members(row.id)))
+    if not invitations.is_to(coordinator.roster_root, tx.invitation(row.id)):
+        raise DataError(f"round {row.id} began with another version of sfumato")
     while True:
         phase = coordinator.phase
         if phase is Phase.MASK and (checkpoint := tx.checkpoint(row.id)) is not None:

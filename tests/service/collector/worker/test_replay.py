@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,35 @@ def test_the_message_of_an_earlier_phase_can_be_read_again(stage: Masking) -> No
 
         play_on(stage, study, members, repeat, step=stage.work)
     assert len({request[1].split("/")[-2] for request, _ in requests}) == 3
+
+
+def test_a_round_of_another_version_is_not_continued(stage: Masking) -> None:
+    """Its ring and its masks are others: the sum would be noise. So the next round is tried."""
+    study = stage.create(COUNT)
+    with devices(stage, COUNT) as fleet, Http(stage.collector.address) as send:
+        members = parts(fleet, stage.clock)
+        while members[0].phase != "mask":
+            for part in members:
+                go(part, send, until="mask")
+            stage.work()
+    store, url = stage.collector.store, stage.collector.service.settings.store
+    with store.reading() as tx:
+        (round_id,) = tx.active_rounds()
+        row, invitation = tx.round(round_id), json.loads(tx.invitation(round_id))
+    assert row is not None
+    body = json.loads(invitation["invitation"])
+    body["roster"] = [key * 32 for key in ("00", "01")]  # a list of keys, as before
+    old = json.dumps({**invitation, "invitation": json.dumps(body)})
+    execute(url, "UPDATE round SET invitation = ?", old)
+    with store.reading() as tx, pytest.raises(DataError, match="another version"):
+        replay.replay(tx, row)
+    stage.restart()
+    stage.work()
+    with store.reading() as tx:
+        (task,) = tx.tasks(study.id)
+        (ended,) = tx.rounds(task.id)
+    assert (ended.phase, ended.charged) == ("aborted", 0)
+    assert "another version" in ended.problem
 
 
 def test_missing_and_damaged_messages_are_errors(stage: Masking) -> None:
