@@ -1850,32 +1850,65 @@ def test_17_where_boxes_follow_from_the_root_alone_it_opens_on_any(monkeypatch: 
 # 18. Signatures from outside the committee.
 
 
-def without_committee(kind: type[Participant]) -> bytes | None:
-    """A neighbour's answer to the claim that the victim dropped out, which nobody in the committee
-    has signed, but everybody outside it; the message names as many as a quorum."""
-    stage = masked(SEMI_MALICIOUS, kind=kind)
+FEW_NEIGHBOURS = replace(SEMI_MALICIOUS, corrupt=0.08, dropout=0.1)  # a committee of 8, quorum of 5
+
+
+def signed_outside_the_committee() -> bytes:
+    """A neighbour's answer to the claim that the victim dropped out, signed by as many devices as a
+    quorum, each for itself, none of them in the committee."""
+    stage = masked(FEW_NEIGHBOURS)
     claimed = stage.set_of(stage.collector.survivors - {VICTIM})
     committee = committee_of(stage.round, *roots(stage), set(range(24)))
     outside = [m for m in range(24) if m not in committee and m != VICTIM]
-    signed = {m: stage.devices[m].acknowledge(claimed) for m in outside}
-    liar = stage.devices[CORRUPT[0]]  # signs for as many others as are needed
-    text = acknowledgement_text(stage.round.salt, liar.view, claimed)
-    for member in sorted(committee - {VICTIM})[: stage.round.quorum(24) - len(signed)]:
-        signed[member] = sign(liar.identity, text)
+    signers = outside[: stage.round.quorum(24)]
+    assert len(signers) == stage.round.quorum(24)
+    signed = {m: stage.devices[m].acknowledge(claimed) for m in signers}
     near = next(m for m in stage.neighbours(VICTIM) if m not in CORRUPT)
-    message = entries(stage, signed) + Tree(stage.collector.roster).proof(list(signed))
-    try:
-        return stage.devices[near].unmask(claimed, message)
-    except MismatchError:
-        return None
+    message = entries(stage, signed) + Tree(stage.collector.roster).proof(signers)
+    return stage.devices[near].unmask(claimed, message)
 
 
 def test_18_signatures_from_outside_the_committee_open_nothing() -> None:
-    assert without_committee(Participant) is None
+    with pytest.raises(MismatchError, match="must be in the committee"):
+        signed_outside_the_committee()
 
 
-def test_18_a_device_that_asks_for_any_signatures_answers() -> None:
-    assert without_committee(ComparesNoNotes) is not None
+def test_18_a_device_for_which_all_are_in_the_committee_answers(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(device_side, "committee_of", lambda *facts: frozenset(range(24)))
+    assert signed_outside_the_committee()
+
+
+def acknowledged_by_other_views(monkeypatch: Patch, *, is_bound: bool) -> bytes:
+    """A neighbour's answer to survivors that a quorum has signed under another view: these devices
+    were told that a further one had not shared."""
+    if not is_bound:
+        for side in (device_side, collector_side):
+            monkeypatch.setattr(
+                side,
+                "acknowledgement_text",
+                lambda salt, view, survivors: acknowledgement_text(salt, b"", survivors),
+            )
+    stage = masked(FEW_NEIGHBOURS)
+    claimed = stage.set_of(stage.collector.survivors)
+    committee = sorted(committee_of(stage.round, *roots(stage), set(range(24))))
+    near = next(m for m in range(24) if m not in CORRUPT)
+    signers = [m for m in committee if m != near][: stage.round.quorum(24)]
+    signed = {}
+    for member in signers:
+        device = stage.devices[member]
+        device.view = bytes(32)  # as if it had been told of other members that shared
+        signed[member] = device.acknowledge(claimed)
+    message = entries(stage, signed) + Tree(stage.collector.roster).proof(signers)
+    return stage.devices[near].unmask(claimed, message)
+
+
+def test_18_signatures_under_another_view_open_nothing(monkeypatch: Patch) -> None:
+    with pytest.raises(MismatchError, match="must have signed these survivors; got 0"):
+        acknowledged_by_other_views(monkeypatch, is_bound=True)
+
+
+def test_18_without_the_view_in_what_is_signed_they_do(monkeypatch: Patch) -> None:
+    assert acknowledged_by_other_views(monkeypatch, is_bound=False)
 
 
 # 19. A roster in an order that the collector chooses.
