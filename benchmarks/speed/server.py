@@ -137,7 +137,7 @@ def _work(planned: Plan, *, seed: int) -> tuple[float, int]:
     rng, watch = SeededRng(seed), Watch()
     seeded = planned.design.with_seed(rng)
     question = seeded.question
-    held = values(planned, seed)
+    holdings = values(planned, seed)
     campaign = question.campaign(planned, secret=seeded.secret)
     ledger = Ledger(Budget(epsilon=None, delta=planned.study.delta))
     rounds, spent_aside = 0, 0.0
@@ -152,7 +152,9 @@ def _work(planned: Plan, *, seed: int) -> tuple[float, int]:
         rounds += 1
         started, before = time.process_time(), watch.seconds
         share = round(question.cohort_size(task))  # type: ignore[attr-defined]  # all designs have it
-        cohort = np.resize(np.roll(held, -len(tasks) * share, axis=0), (share, *held.shape[1:]))
+        cohort = np.resize(
+            np.roll(holdings, -len(tasks) * share, axis=0), (share, *holdings.shape[1:])
+        )
         batch = (
             _masked(task, question, cohort, places, watch)
             if task.is_masked

@@ -41,7 +41,7 @@ _REACH = 9.0  # deviations beyond which a law is negligible
 _ROWS = 2048  # laws that are computed together
 _HALVINGS = 60  # steps of the bisection for a bound
 _ROUNDING = 1e-12  # error of a sum of probabilities
-_SHOWN = 1 - 1e-4  # chance from which an item is taken to be always shown
+_CERTAIN = 1 - 1e-4  # chance from which an item is taken to be always shown
 _UNSEEN = 1e-9  # chance up to which an item is taken to be never shown: floats hide its law
 
 
@@ -234,7 +234,7 @@ def of_votes(
 
     share, total = respondents / devices, repetitions * rate
 
-    def shown(answering: float) -> float:
+    def chance(answering: float) -> float:
         one = -math.expm1(answering * math.log1p(-rate))
         return float(stats.binom.sf(needed - 1, repetitions, one))
 
@@ -251,7 +251,7 @@ def of_votes(
     )
     low, high = low / repetitions, high / repetitions
     sure = 1.0 / rate
-    while shown(sure) < _SHOWN:
+    while chance(sure) < _CERTAIN:
         sure *= 1.1
     spread = math.sqrt(total * sure * (1 + total * (1 - share)))
     values, places = np.unique(sampled, return_inverse=True)
@@ -270,10 +270,10 @@ def of_votes(
             (low, least * step - (step - 1)),
             (high, np.minimum(greatest * step + (step - 1), devices)),
         ):
-            known = (places < near.size) & ~np.isnan(np.append(exact, np.nan))[
+            has_exact = (places < near.size) & ~np.isnan(np.append(exact, np.nan))[
                 np.minimum(places, near.size)
             ]
-            bounds[known] = exact[places[known]]
+            bounds[has_exact] = exact[places[has_exact]]
     return low, high
 
 
@@ -324,8 +324,8 @@ def _voted_law(
             mass = masses[np.minimum(numbers, answering.size - 1)]
         else:
             mass = weights(holders[:, None]) @ masses
-        seen = mass.sum(axis=1, keepdims=True)
-        mass = np.divide(mass, seen, out=np.zeros_like(mass), where=seen > _UNSEEN)
+        total = mass.sum(axis=1, keepdims=True)
+        mass = np.divide(mass, total, out=np.zeros_like(mass), where=total > _UNSEEN)
         return np.zeros(numbers.size, dtype=np.int64), mass
 
     return law
