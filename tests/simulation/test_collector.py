@@ -25,12 +25,12 @@ from sfumato.collector import studies
 from sfumato.collector.store.store import Store, TaskRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device.outbox import DAY_SECONDS
+from sfumato.flow import secure_sum
 from sfumato.flow.accumulator import records_of
 from sfumato.flow.admission import Admission
 from sfumato.flow.release import CountRelease
 from sfumato.flow.report import from_frames, to_frames
 from sfumato.privacy import SeededRng
-from sfumato.questions.frequencies import design as frequencies
 from sfumato.spec import from_json
 
 RUNS, ROOM_RUNS, SLOW_RUNS, OPERATIONS = 50, 10, 1_000, 28
@@ -395,7 +395,7 @@ def test_every_acknowledged_report_counts_once_in_sums_with_little_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Reports beyond the capacity of a sum are not acknowledged."""
-    monkeypatch.setattr(frequencies, "most_devices", lambda expected: expected + 2)
+    monkeypatch.setattr(secure_sum, "most_devices", lambda expected: expected + 2)
     run(f"sqlite:///{tmp_path}/collector.db", f"{SEED} little room {number}")
 
 

@@ -71,7 +71,7 @@ def test_a_study_without_its_question_its_trust_or_its_epsilon_is_refused(missin
 def test_a_plan_needs_devices_and_a_dictionary() -> None:
     with pytest.raises(StudyError, match="the number of devices"):
         sfumato.plan({**BASE, "devices": None}, items=WORDS)
-    with pytest.raises(StudyError, match="give a dictionary"):
+    with pytest.raises(StudyError, match="give items, or the study a dictionary"):
         sfumato.plan(BASE)
 
 

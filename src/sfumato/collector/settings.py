@@ -43,7 +43,7 @@ class Settings:
     tls_key: str | None = None
     hosts: tuple[str, ...] = ()  # names that requests may be for; empty: any
     proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-Proto is believed
-    budget_epsilon: float | None = None  # for all central studies together; None: no limit
+    budget_epsilon: float | None = None  # for the sums of all studies together; None: no limit
     budget_delta: float = 1e-6
     retention_days: int | None = 30  # of sealed data after a release; None, in a file "never"
     lake: str | None = None  # folder or address to which sealed reports of local studies move
@@ -53,9 +53,7 @@ class Settings:
     upload_reports: int = 10_000  # most reports in one body
     upload_seconds: float = 30.0  # how long a body may take to arrive
     study_bytes: int = 16 * MEBIBYTE  # most bytes in a request for a study, which has its items
-    queue_bytes: int = (
-        64 * MEBIBYTE
-    )  # most bytes of a study waiting to be stored; of all, twice this
+    queue_bytes: int = 64 * MEBIBYTE  # most that waits to be stored of a study; of all, twice this
     queue_uploads: int = 10_000
     commit_bytes: int = 8 * MEBIBYTE  # about the most bytes stored in one transaction
     reports_per_second: int | None = None  # for one task; None: by its plan (http/task_cache.py)

@@ -16,6 +16,8 @@ from sfumato.collector.store.ledger import StoreLedger, entries_by_cohort, price
 from sfumato.privacy import AdditiveLoss, Budget, Entry
 from sfumato.privacy.ledger import spent
 
+BUDGET = 100.0  # without a budget a charge composes nothing
+
 
 @pytest.fixture
 def compositions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -32,7 +34,7 @@ def compositions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def charge(folder: Path, times: int, scale: float) -> None:
-    store, _ = open_store(serving.settings(folder))
+    store, _ = open_store(serving.settings(folder, budget_epsilon=BUDGET))
     loss = AdditiveLoss(noise="laplace", scale=scale, l1=1.0, l2=1.0, unit_cells=1)
     with store.transaction() as tx:
         for number in range(times):
@@ -47,7 +49,7 @@ def test_a_charge_composes_once_what_is_then_asked_for(
 ) -> None:
     charge(tmp_path, 2, scale=2.5)
     assert compositions == [1, 2]
-    store, _ = open_store(serving.settings(tmp_path))
+    store, _ = open_store(serving.settings(tmp_path, budget_epsilon=BUDGET))
     with store.reading() as tx:
         assert StoreLedger(tx).spent() == pytest.approx(0.8)
     store.close()
@@ -60,7 +62,7 @@ def test_a_collector_composes_what_was_charged_when_it_starts(
     charge(tmp_path, 2, scale=3.5)
     compositions.clear()
     ledger.cached_spent.cache_clear()  # as another process
-    with browsing.open_stage(tmp_path) as stage:
+    with browsing.open_stage(tmp_path, budget_epsilon=BUDGET) as stage:
         serving.wait_for(lambda: ledger.cached_spent.cache_info().currsize == 1, "the ledger")
         visitor = sign_in_as(stage, "analyst")
         assert "Epsilon spent" in visitor.get("/dashboard/ledger").text
