@@ -142,7 +142,7 @@ def sentiment() -> Source:
         )
         if users < 2 * PILOT_DEVICES:
             raise DataError(f"{path} must hold at least {2 * PILOT_DEVICES} users; got {users}")
-        data = f"Sentiment-140, one word a user ({path.name})"
+        data = f"Sentiment-140, one word per user ({path.name})"
     return Source(
         name="Sentiment-140 words" if path else "law i^-1.05 for Sentiment-140",
         data=data,
