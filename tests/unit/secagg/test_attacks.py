@@ -1,7 +1,7 @@
-"""Fifteen attacks on a masked round: each fails here, and works where its defence is taken away.
+"""Attacks on a masked round: each fails here, and works where its defence is taken away.
 
 The first thirteen are those of the list that the design was held against, under its numbers; the
-last two were found on the way. "Works" means that a table, or a sum that nobody should see, is read
+others were found on the way. "Works" means that a table, or a sum that nobody should see, is read
 to the last digit.
 """
 
@@ -1488,6 +1488,43 @@ def test_12_a_device_that_forgets_what_it_sent_gives_its_noise_away() -> None:
     added = stage.tables[VICTIM] - Stage().tables[VICTIM]
     assert np.array_equal(tables, added)
     assert added.any()
+
+
+LONG = replace(ROUND, cells=10_000)  # a masked table has 25,000 bytes
+MIDDLE = slice(4_000, 6_000)  # cells far from both ends of it
+
+
+def masked_twice(forgets: bool) -> tuple[Stage, I64]:
+    """A device masks a table, and then one that differs in the middle alone; the difference."""
+    stage = masked(LONG)
+    device, first = stage.devices[VICTIM], stage.words_of(VICTIM)
+    if forgets:
+        device.masked = b""
+    stage.tables[VICTIM, MIDDLE] += 1
+    stage.answers[Phase.MASK, VICTIM] = stage.answer(Phase.MASK, VICTIM)
+    second = stage.words_of(VICTIM).astype(np.int64)
+    return stage, nearest_zero(second - first.astype(np.int64), ROUND.modulus)
+
+
+def test_12_every_cell_of_a_long_table_is_masked_once() -> None:
+    with pytest.raises(MismatchError, match="masked another table"):
+        masked_twice(forgets=False)
+
+
+def test_12_a_device_that_forgets_a_long_table_gives_its_middle_away() -> None:
+    _, difference = masked_twice(forgets=True)
+    assert np.array_equal(np.flatnonzero(difference), np.arange(MIDDLE.start, MIDDLE.stop))
+
+
+def test_12_a_second_message_that_differs_in_one_byte_is_refused_wherever_the_byte_is() -> None:
+    stage = Stage(LONG)
+    stage.until(Phase.MASK)
+    message = stage.answer(Phase.MASK, VICTIM)
+    assert stage.collector.add(Phase.MASK, VICTIM, message) is None
+    for place in range(0, len(message), 1_000):
+        other = message[:place] + bytes([message[place] ^ 1]) + message[place + 1 :]
+        assert stage.collector.add(Phase.MASK, VICTIM, other) is Refusal.EQUIVOCATING
+    assert stage.collector.add(Phase.MASK, VICTIM, message) is None
 
 
 # 13. The same cohort with and without one device.
