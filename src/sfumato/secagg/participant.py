@@ -126,6 +126,7 @@ class Participant:
 
     def enrol(self) -> bytes:
         """Public keys and the commitment to the seed, signed."""
+        self._check_secrets()
         keys = Keys(
             self.member,
             public_of(self._key(self.box_key)),
@@ -142,6 +143,7 @@ class Participant:
         `roster`: the set of enrolled members, the root, the neighbours' identities and keys, and a
         proof that this device and they are on the round's roster.
         """
+        self._check_secrets()
         enrolled, root, keys = self._read_roster(roster)
         facts = (root, self._bits(enrolled), keys)
         if self.root and (self.root, self.enrolled_bits, self.neighbours) != facts:
@@ -169,6 +171,7 @@ class Participant:
 
         `boxes`: the set of members that shared, then member and box of each neighbour among them.
         """
+        self._check_secrets()
         if not self.root:
             raise SpecError("a device masks after it has shared")
         if table.shape != (self.round.cells,):
@@ -224,9 +227,18 @@ class Participant:
 
     def forget_table(self) -> None:
         """The masked table has arrived: delete everything that could remove its masks, or confirm a
-        guess of the table. Masking is over; acknowledging and unmasking work as before."""
+        guess of the table. Enrolling, sharing and masking are refused from now on; acknowledging
+        and unmasking work as before."""
         self.box_key = self.mask_key = self.seed = self.sharing_seed = bytes(KEY_BYTES)
         self._own.clear()
+
+    def _check_secrets(self) -> None:
+        """Zeros in their place would be keys and seeds that everybody knows."""
+        if self.mask_key == bytes(KEY_BYTES):
+            raise SpecError(
+                "this device has forgotten its secrets of this round, as its table has arrived, so "
+                "it cannot enrol, share or mask in it again; let it take part in another round"
+            )
 
     def to_json(self) -> str:
         """The whole state, secrets included; store it where only this device can read it."""

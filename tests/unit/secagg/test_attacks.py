@@ -1527,6 +1527,32 @@ def test_12_a_second_message_that_differs_in_one_byte_is_refused_wherever_the_by
     assert stage.collector.add(Phase.MASK, VICTIM, message) is None
 
 
+@pytest.mark.parametrize("phase", [Phase.ENROL, Phase.SHARE, Phase.MASK])
+def test_12_a_device_that_has_forgotten_its_secrets_begins_nothing_again(phase: Phase) -> None:
+    """What it forgot is all zeros: keys and shares made of that would be known to everybody."""
+    stage = masked()
+    messages = {
+        Phase.SHARE: stage.collector.roster_for(VICTIM),
+        Phase.MASK: stage.collector.boxes_for(VICTIM),
+    }
+    survivors = stage.collector.survivor_set()
+    device = stage.devices[VICTIM]
+    device.forget_table()
+    for own in (device, Participant.from_json(device.to_json())):
+        before = own.to_json()
+        steps: dict[Phase, Callable[[], bytes]] = {
+            Phase.ENROL: own.enrol,
+            Phase.SHARE: lambda own=own: own.share(messages[Phase.SHARE]),  # type: ignore[misc]
+            Phase.MASK: lambda own=own: own.mask(  # type: ignore[misc]
+                messages[Phase.MASK], stage.tables[VICTIM]
+            ),
+        }
+        with pytest.raises(SpecError, match="has forgotten its secrets"):
+            steps[phase]()
+        assert own.to_json() == before
+        assert own.unmask(survivors)
+
+
 # 13. The same cohort with and without one device.
 
 TWICE = replace(ROUND, cells=2_000)
