@@ -22,8 +22,9 @@ setup: .venv/.ready
 demo: setup
 	$(BIN)/sfumato demo
 
+# Three at a time keep two cores busy: tests of the service wait for processes.
 test: .venv/.programs
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-slow: .venv/.programs
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "studies"
 STUDIES = sorted(FOLDER.glob("*.toml"))
 LONG = (
     *("apple-autoplay", "apple-energy"),  # tables of many cells
+    *("002-adapt-tail", "002-adapt-norm-of-the-paper"),
     *("002-train-adapt-norm", "002-train-adapt-tail", "002-train-two-stage"),
     *("002-train-fixed-rate", "003-private", "003-as-printed"),
 )
