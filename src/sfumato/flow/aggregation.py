@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.kernels.packed import pack_words, unpack_words
-from sfumato.secagg.parameters import Mode
+from sfumato.secagg.parameters import Mode, require_security
 from sfumato.sketch.keys import limbs
 from sfumato.spec import require, spec
 
@@ -140,6 +140,7 @@ class Masked:
         require(
             0 <= self.corrupt < 1, f"corrupt must be at least 0 and below 1; got {self.corrupt}"
         )
+        require_security(self.security_bits, self.mode)
 
     @property
     def hides_summands(self) -> bool:

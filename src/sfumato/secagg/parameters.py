@@ -52,6 +52,9 @@ from sfumato.spec import require
 
 Mode = Literal["semi_honest", "semi_malicious"]
 
+LEAST_SECURITY_BITS: dict[Mode, int] = {"semi_honest": 40, "semi_malicious": 80}
+"""An honest collector draws one ring. One that may cheat can try 2**40, which takes 40 bits."""
+
 LARGEST_COHORT = 1 << 24
 COMPLETE_BELOW = 20  # in smaller cohorts all devices are neighbours
 MOST_NEIGHBOURS = 4096
@@ -75,6 +78,15 @@ class Parameters:
             f"threshold must be {LEAST_THRESHOLD} to neighbours, and neighbours at most "
             f"{MOST_NEIGHBOURS}; got {self.threshold} and {self.neighbours}",
         )
+
+
+def require_security(security_bits: int, mode: Mode) -> None:
+    """Raise SpecError unless a round of this mode may have so few bits of security."""
+    least = LEAST_SECURITY_BITS[mode]
+    require(
+        security_bits >= least,
+        f"security_bits must be at least {least} in mode {mode}; got {security_bits}",
+    )
 
 
 def find(

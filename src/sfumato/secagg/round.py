@@ -60,7 +60,7 @@ class MaskedRound:
             f"{self.majority} devices must stay in a semi_malicious round, so that no two sums can "
             f"be opened; got a floor of {self.least_survivors}: lower dropout or corrupt",
         )
-        require.at_least(40, security_bits=self.security_bits)
+        parameters.require_security(self.security_bits, self.mode)
 
     @property
     def salt(self) -> bytes:

@@ -92,16 +92,17 @@ def offer_with(**terms: Any) -> Offer:
     return offer_for("Trees", replace(task, aggregation=aggregation, mechanism=noise))
 
 
+AGREED = offer_with(security_bits=100)
 WEAKER = {
-    "mode": offer_with(mode="semi_honest"),
-    "corrupt": offer_with(corrupt=0.1),
-    "security_bits": offer_with(security_bits=40),
+    "mode": offer_with(mode="semi_honest", security_bits=100),
+    "corrupt": offer_with(corrupt=0.1, security_bits=100),
+    "security_bits": offer_with(security_bits=80),
 }
 
 
 @pytest.mark.parametrize("name", WEAKER)
 def test_weaker_masking_needs_consent_again(name: str) -> None:
-    collector = Offering(offer_for("Trees", masked_task()))
+    collector = Offering(AGREED)
     device = consenting_device(collector)
     collector.offers = [WEAKER[name]]
     assert [each.changes for each in device.offers(1.0)] == [(name,)]
@@ -110,11 +111,10 @@ def test_weaker_masking_needs_consent_again(name: str) -> None:
 
 def test_stronger_masking_needs_no_consent() -> None:
     for weaker in WEAKER.values():
-        assert changes(weaker, offer_for("Trees", masked_task())) == ()
-    better = offer_with(security_bits=100)
+        assert changes(weaker, AGREED) == ()
     collector = Offering(offer_for("Trees", masked_task()))
     device = consenting_device(collector)
-    collector.offers = [better]
+    collector.offers = [AGREED]
     device.offers(1.0)
     assert isinstance(device.part("Trees", "oak", 2.0), RoundClient)
 

@@ -2002,3 +2002,19 @@ def test_19_the_order_of_the_roster_does_not_decide_who_stands_next_to_whom(
     ring_of.cache_clear()
     assert (len(near & corrupt) < parameters.threshold / 2) == is_bound
     assert (len(near & corrupt) >= parameters.threshold) != is_bound
+
+
+# 20. A round whose ring can be ground: 40 bits, of which a collector's tries take 40.
+
+
+@pytest.mark.parametrize("bits", [40, 79])
+def test_20_a_collector_that_may_cheat_must_face_rings_of_80_bits(bits: int) -> None:
+    """A round of 40 bits has a bad ring among 2**40, which is as many as a collector can try. An
+    honest one draws one ring, for which 40 bits are enough."""
+    assert replace(ROUND, security_bits=40).security_bits == 40
+    with pytest.raises(SpecError, match="must be at least 80 in mode semi_malicious"):
+        replace(SEMI_MALICIOUS, security_bits=bits)
+    with pytest.raises(SpecError, match="must be at least 80 in mode semi_malicious"):
+        Masked(modulus_bits=20, corrupt=0.1, mode="semi_malicious", security_bits=bits)
+    with pytest.raises(SpecError, match="must be at least 40 in mode semi_honest"):
+        Masked(modulus_bits=20, corrupt=0.1, security_bits=39)
