@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sfumato.flow.report import Report, to_frames
 from sfumato.study import Study
 
-PATIENCE_SECONDS = 5.0  # how long an answer, or the end of the connection, may take
+PATIENCE_SECONDS = 60.0  # hangs otherwise; an answer to a plan takes long on a busy machine
 CONNECTIONS = 48
 _ANSWER = re.compile(rb"HTTP/1\.1 (\d{3})[^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 _LENGTH = re.compile(rb"^content-length: *(\d+)\r$", re.IGNORECASE | re.MULTILINE)
