@@ -270,6 +270,11 @@ class TrainingStudy:
     prior_norm: float | None = later(None)
     """compression = "two_stage": the norm of the mean update, as a share of the clip, if it is
     known beforehand; sketches then have one size from the first round on."""
+    tail_update: (
+        Literal["sign", "exponential", "linear", "relative_exponential", "relative_linear"] | None
+    ) = later(None)
+    """compression = "adapt_tail": whether the size moves by a fifth with the sign of the error
+    ("sign", as if None), or with the error itself, absolute or relative: the paper's appendix H."""
     mode: Literal["none", "gaussian", "paper"] | None = later(None)
     """algorithm = "diffsketch": sketches without noise, with Gaussian noise that is accounted for,
     or as paper 003 prints them. "none" and "paper" have no DP guarantee."""

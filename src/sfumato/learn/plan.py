@@ -160,6 +160,11 @@ def _check_keys(study: Study) -> None:
             hint=f"leave out {', '.join(idle)}",
         )
     require(
+        keys.tail_update is None or study.compression == "adapt_tail",
+        'training.tail_update has no effect without compression = "adapt_tail"',
+        hint="leave out training.tail_update",
+    )
+    require(
         study.rows is None or study.compression != "none",
         'rows has no effect with compression = "none": whole updates have no rows',
         hint="leave out rows",
@@ -261,9 +266,20 @@ def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
     if name == "adapt_norm":
         return AdaptNorm(error=error)
     if name == "two_stage":
-        return TwoStage(error=error, warm_up=keys.warm_up, prior_norm=keys.prior_norm)
+        return TwoStage(
+            error=error,
+            warm_up=keys.warm_up,
+            prior_norm=keys.prior_norm,
+            whole_slack=study.paper_mode,
+        )
     if name == "adapt_tail":
-        return AdaptTail(error=error, paper_target=keys.cohort if study.paper_mode else None)
+        assert study.clip is not None  # Study has checked
+        return AdaptTail(
+            error=error,
+            paper_target=keys.cohort if study.paper_mode else None,
+            update=keys.tail_update or "sign",
+            unit=1.0 if keys.tail_update in (None, "sign") else keys.cohort * study.clip,
+        )
     return FreeNorm(error=error, early=keys.early)
 
 
