@@ -190,7 +190,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "central": ("federated_averaging", "diffsketch"),
         },
         not_collected=("central",),
-        keys={"secure": (*_TRAINING, "rows"), "central": (*_TRAINING, "rows", "width")},
+        keys={
+            "secure": (*_TRAINING, "rows", "blocks"),
+            "central": (*_TRAINING, "rows", "blocks", "width"),
+        },
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -405,7 +408,8 @@ class Study:
     fragment_share: float | None = later(None)
     """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
     blocks: int | None = later(None)
-    """Mean with adapt_tail: blocks of a sketch, whose median is read: an odd number (5)."""
+    """Blocks of a sketch, whose median is read: an odd number (5 for a mean with adapt_tail, the
+    only rule of a mean that has blocks; 1 for a training)."""
 
     def check(self) -> None:
         self._check_preset()

@@ -44,12 +44,13 @@ LARGEST_STEP = 2.0  # largest factor by which a size changes from one round to t
 class RoundStatistics:
     """What a rule learns from a round, in the unit of sums: all noised, so all public."""
 
-    squared: float  # the table's squared norm, noise included
+    squared: float  # the table's squared norm, noise included; of several blocks, the mean
     cells: int  # of the table
-    noise: float  # the deviation σ of the noise on each cell of the table
+    noise: float  # σ: the deviation of the noise on each cell, divided by √blocks
     progress: float = 1.0  # share of the rounds that are done
     measurement: float | None = None  # the noised norm, or error, of a second sketch
     second_noise: float = 0.0  # deviation of the noise on the measurement
+    read_noise: float = 1.0  # variance of the noise on a coordinate, in σ²; above 1 for medians
     slack: float | None = None  # what to add to a measured norm; None: √20·σ, as algorithm 3 does
 
 
@@ -210,7 +211,7 @@ class AdaptTail:
 
     def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         assert statistics.measurement is not None  # the task asked for it
-        expected = math.sqrt(length) * statistics.noise
+        expected = math.sqrt(length * statistics.read_noise) * statistics.noise
         if self.paper_target is None:
             target = math.sqrt(1 + self.error) * expected + math.sqrt(2) * statistics.second_noise
         else:

@@ -123,6 +123,7 @@ def design_for(study: Study) -> TrainingDesign:
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
         compression=_rule(study, keys, noiseless),
         rows=study.rows or ROWS,
+        blocks=study.blocks or 1,
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
         ),
@@ -164,10 +165,12 @@ def _check_keys(study: Study) -> None:
         'training.tail_update has no effect without compression = "adapt_tail"',
         hint="leave out training.tail_update",
     )
+    sizes = [name for name in ("rows", "blocks") if getattr(study, name) is not None]
     require(
-        study.rows is None or study.compression != "none",
-        'rows has no effect with compression = "none": whole updates have no rows',
-        hint="leave out rows",
+        not sizes or study.compression != "none",
+        f"{', '.join(sizes)} {'has' if len(sizes) == 1 else 'have'} no effect with "
+        'compression = "none": whole updates are not sketched',
+        hint=f"leave out {', '.join(sizes)}",
     )
 
 
@@ -440,6 +443,8 @@ def sketched_design(study: Study) -> DiffSketchDesign:
     idle = {
         "compression": study.compression is not None,
         "bytes_per_device": study.bytes_per_device is not None,
+        "blocks": study.blocks is not None,
+        "training.tail_update": keys.tail_update is not None,
         "training.server": (keys.server, keys.server_rate, keys.momentum) != ("momentum", 1.0, 0.9),
         "training.adaptive_clip": keys.adaptive_clip,
         "training.largest_l1": keys.largest_l1 is not None,

@@ -220,7 +220,7 @@ def lists_that_break_both_sides(cut: float, runs: int) -> int:
 def test_a_threshold_at_half_makes_a_list_with_two_sides_of_counts_within_a_third() -> None:
     """Paper 001, section 2: counts within 600/3 give a list of all items of 600 and of none of 60,
     cut at 300. A count is off by more in at most a tenth of the runs: more than 6 of 12 lists with
-    probability 5e-5. The control is a cut at 600, where half of the estimates of 600 are too low."""
+    probability 5e-5. The control is a cut at 600, where half of the estimates are too low."""
     assert lists_that_break_both_sides(300.0, 12) <= 6
     assert lists_that_break_both_sides(600.0, 12) > 6
 
