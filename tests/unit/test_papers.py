@@ -32,6 +32,9 @@ def problem(item: dict[str, Any]) -> str | None:
         return "what is refused needs a reason"
     if not item["shown_by"]:
         return "nothing shows it"
+    is_built = item["kind"] != "evidence" and item["status"] == "works"
+    if is_built and not any("::" in name for name in item["shown_by"]):
+        return "no test shows it"
     return next((name for name in item["shown_by"] if not exists(name)), None)
 
 
@@ -70,6 +73,7 @@ def test_what_shows_an_item_exists(item: dict[str, Any]) -> None:
         {"shown_by": ["tests/unit/test_papers.py"]},
         {"shown_by": ["sfumato reproduce 000-nothing"]},
         {"shown_by": []},
+        {"shown_by": ["sfumato reproduce 000-fig1"]},
         {"status": "later"},
         {"status": "refused"},
     ],
