@@ -146,7 +146,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("secure", "central"),
-        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS)},
+        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS, "preset")},
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
@@ -209,12 +209,25 @@ _ROUNDS_2023 = {
     "failure_probability": 0.1,
 }
 _COUNTS_2017 = {"question": "frequencies", "trust": "local", "paper_mode": True}
+_LISTS_2023 = {
+    "question": "heavy_hitters",
+    "trust": "central",
+    "epsilon": None,
+    "paper_mode": True,
+    "algorithm": "invertible_sketch",
+    "rounds": 30,
+    "threshold": 50.0,
+    "word_length": 3,
+}
 PRESETS: dict[str, Mapping[str, Any]] = {
     # Paper 000: single rounds that a pilot sizes, and ten rounds on each of its data sets.
     "wu-two-phase-2023": {**_ROUNDS_2023, "algorithm": "shared", "rounds": 1},
     "wu-gowalla-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 16},
     "wu-c4-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 5},
     "wu-sentiment-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 17},
+    # Paper 001, figure 2: 10,000 devices in each round, and bytes that the figure varies.
+    "lists-adaptive-2023": {**_LISTS_2023, "adaptive": True},
+    "lists-fixed-2023": {**_LISTS_2023, "adaptive": False},
     # Paper 004, section 6.
     "apple-emoji-2017": {
         **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 1_024, "epsilon": 4.0,
