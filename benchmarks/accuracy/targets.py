@@ -81,6 +81,12 @@ FRESH: dict[str, Callable[[F64, float], F64]] = {  # written down before any of 
     "venues of Gowalla": lambda rank, target: _counted(
         "gowalla_nyc_checkins.parquet", "venue", rank.size
     ),
+    "gamma draws": lambda rank, target: np.sort(
+        np.random.default_rng(26).gamma(0.05, size=rank.size)
+    )[::-1],
+    "one of 70%, 120 alike": lambda rank, target: np.where(
+        rank == 1, 0.7, np.where(rank <= 121, 0.0025, 0.0)
+    ),
 }
 FILES = ("words of tweets", "venues of Gowalla")  # laws of files in `DATA`
 

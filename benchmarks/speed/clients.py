@@ -8,8 +8,9 @@ every core. Peers run in their own environments and processes (`scripts/peers`),
 Before they race, all sums are compared with one in double precision. A client holds one batch, so
 that the order of examples does not matter, and half of the updates are clipped.
 
-The last line is another question: by how much sketching lengthens a round of the convolutional
-network of paper 002. A few clients are timed, and scaled to a hundred.
+The last lines are another question: by how much sketching lengthens a round of the convolutional
+network of paper 002, and Adapt Norm, which has a second sketch. A few clients are timed, and scaled
+to a hundred.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from sfumato.flow.model_terms import LocalTraining
 from sfumato.learn import models
 from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.clients import updates
+from sfumato.learn.compression import AdaptNorm, Compression, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import ServerOptimizer, TrainingDesign
 from sfumato.learn.tensors import TensorSketch
@@ -57,6 +59,7 @@ TIMED = 4  # clients of the cohort
 EXAMPLES = 140  # per writer of F-EMNIST in LEAF's sample, on average
 RATE = 50
 MOST_TIMES_WITHOUT = 1.05
+SKETCHED: dict[str, Compression] = {"sketching": FixedRate(rate=RATE), "adapt norm": AdaptNorm()}
 
 F32 = npt.NDArray[np.float32]
 Work = Callable[[], Any]
@@ -72,8 +75,9 @@ def run(settings: Settings) -> Iterator[Line]:
             stack.callback(peers.close)
             for steps in (1, 5):
                 yield from _rounds(settings, peers, steps)
-        if settings.wants("sketching"):
-            yield _sketching(settings)
+        for case, rule in SKETCHED.items():
+            if settings.wants(case):
+                yield _sketching(settings, case, rule)
     finally:
         torch.set_num_threads(threads)
 
@@ -101,7 +105,7 @@ def _complaints(line: Line) -> Iterator[str]:
         share = line["ratio_to_floor"]["without"]["median"]
         if share > MOST_TIMES_WITHOUT:
             yield f"a round takes {share:.4g} times as long, not {MOST_TIMES_WITHOUT:g}"
-    elif line["sizes"]["steps"] == 1:
+    elif line["sizes"].get("steps") == 1:
         for peer, ratio in line["ratio_to_peer"].items():
             if ratio["median"] < LEAST.get(peer, 0.0):
                 yield f"{ratio['median']:.3g} times faster than {peer}, not {LEAST[peer]:g}"
@@ -289,8 +293,9 @@ def _seconds(answer: Any) -> float:
     return float(answer["seconds"])
 
 
-def _sketching(settings: Settings) -> Line:
-    """Encoding every update and decoding the sum, beside training, clipping and adding."""
+def _sketching(settings: Settings, case: str, rule: Compression) -> Line:
+    """Encoding every update and decoding the sum, beside training, clipping and adding. A rule that
+    measures a norm takes it from the sum of second sketches."""
     timed, examples = (1, BATCH) if settings.quick else (TIMED, EXAMPLES)
     chance = torch.Generator().manual_seed(SEED)
     clients = Clients(
@@ -307,7 +312,9 @@ def _sketching(settings: Settings) -> Line:
     flat = models.flatten(model)
     dense = design.sketch(flat.numel(), flat.numel() // RATE, 0)
     assert dense is not None  # it is smaller than the model
-    sketch = TensorSketch(dense)
+    sketch, second = TensorSketch(dense), None
+    if rule.asks == "norm":
+        second = TensorSketch(design.second_sketch(flat.numel(), 0))
 
     def both() -> Mapping[str, float]:
         started = time.perf_counter()
@@ -319,6 +326,8 @@ def _sketching(settings: Settings) -> Line:
         scale @ deltas
         trained = time.perf_counter()
         encoded = sketch.encode(deltas)
+        if second is not None:
+            torch.linalg.vector_norm(second.encode(deltas).sum(dim=0))
         tables = time.perf_counter()
         sketch.decode(encoded[0])
         decoded = time.perf_counter()
@@ -337,7 +346,7 @@ def _sketching(settings: Settings) -> Line:
     return race.run(
         race.Race(
             name=NAME,
-            case="sketching",
+            case=case,
             sizes={"clients": COHORT, "timed": timed, "examples": examples}
             | {"parameters": flat.numel(), "rows": dense.shape[0], "width": dense.width},
             seeds=[SEED],

@@ -146,7 +146,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("secure", "central"),
-        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS)},
+        keys={"secure": _OPEN, "central": (*_OPEN, *_LISTS, "preset")},
         instead='with "local", ask for new_words',
     ),
     "histogram": QuestionFacts(
@@ -190,7 +190,10 @@ QUESTIONS: dict[str, QuestionFacts] = {
             "central": ("federated_averaging", "diffsketch"),
         },
         not_collected=("central",),
-        keys={"secure": (*_TRAINING, "rows"), "central": (*_TRAINING, "rows", "width")},
+        keys={
+            "secure": (*_TRAINING, "rows", "blocks"),
+            "central": (*_TRAINING, "rows", "blocks", "width"),
+        },
     ),
 }
 TRUSTS: dict[Trust, TrustFacts] = {
@@ -206,12 +209,25 @@ _ROUNDS_2023 = {
     "failure_probability": 0.1,
 }
 _COUNTS_2017 = {"question": "frequencies", "trust": "local", "paper_mode": True}
+_LISTS_2023 = {
+    "question": "heavy_hitters",
+    "trust": "central",
+    "epsilon": None,
+    "paper_mode": True,
+    "algorithm": "invertible_sketch",
+    "rounds": 30,
+    "threshold": 50.0,
+    "word_length": 3,
+}
 PRESETS: dict[str, Mapping[str, Any]] = {
     # Paper 000: single rounds that a pilot sizes, and ten rounds on each of its data sets.
     "wu-two-phase-2023": {**_ROUNDS_2023, "algorithm": "shared", "rounds": 1},
     "wu-gowalla-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 16},
     "wu-c4-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 5},
     "wu-sentiment-2023": {**_ROUNDS_2023, "algorithm": "hybrid", "rounds": 10, "rows": 17},
+    # Paper 001, figure 2: 10,000 devices in each round, and bytes that the figure varies.
+    "lists-adaptive-2023": {**_LISTS_2023, "adaptive": True},
+    "lists-fixed-2023": {**_LISTS_2023, "adaptive": False},
     # Paper 004, section 6.
     "apple-emoji-2017": {
         **_COUNTS_2017, "algorithm": "count_mean", "rows": 65_536, "width": 1_024, "epsilon": 4.0,
@@ -270,6 +286,11 @@ class TrainingStudy:
     prior_norm: float | None = later(None)
     """compression = "two_stage": the norm of the mean update, as a share of the clip, if it is
     known beforehand; sketches then have one size from the first round on."""
+    tail_update: (
+        Literal["sign", "exponential", "linear", "relative_exponential", "relative_linear"] | None
+    ) = later(None)
+    """compression = "adapt_tail": whether the size moves by a fifth with the sign of the error
+    ("sign", as if None), or with the error itself, absolute or relative: the paper's appendix H."""
     mode: Literal["none", "gaussian", "paper"] | None = later(None)
     """algorithm = "diffsketch": sketches without noise, with Gaussian noise that is accounted for,
     or as paper 003 prints them. "none" and "paper" have no DP guarantee."""
@@ -400,7 +421,8 @@ class Study:
     fragment_share: float | None = later(None)
     """The puzzle: the share of epsilon for the fragment (0.75); the rest is for the whole word."""
     blocks: int | None = later(None)
-    """Mean with adapt_tail: blocks of a sketch, whose median is read: an odd number (5)."""
+    """Blocks of a sketch, whose median is read: an odd number (5 for a mean with adapt_tail, the
+    only rule of a mean that has blocks; 1 for a training)."""
 
     def check(self) -> None:
         self._check_preset()

@@ -32,11 +32,14 @@ def problem(item: dict[str, Any]) -> str | None:
         return "what is refused needs a reason"
     if not item["shown_by"]:
         return "nothing shows it"
+    is_built = item["kind"] != "evidence" and item["status"] == "works"
+    if is_built and not any("::" in name for name in item["shown_by"]):
+        return "no test shows it"
     return next((name for name in item["shown_by"] if not exists(name)), None)
 
 
 def exists(name: str) -> bool:
-    """Whether there is such a test, page or command."""
+    """Whether there is such a test (by its name), page or command."""
     path, _, test = name.partition("::")
     if name.startswith("sfumato "):
         words = name.split()
@@ -44,7 +47,7 @@ def exists(name: str) -> bool:
     if not (ROOT / path).is_file():
         return False
     if not test:
-        return True
+        return not path.startswith("tests/")  # a whole file of tests shows nothing in particular
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     functions = (node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return test.partition("[")[0].rpartition("::")[2] in set(functions)
@@ -66,9 +69,11 @@ def test_what_shows_an_item_exists(item: dict[str, Any]) -> None:
     "change",
     [
         {"shown_by": ["tests/unit/test_papers.py::test_that_is_not_there"]},
-        {"shown_by": ["tests/unit/not_there.py"]},
+        {"shown_by": ["tests/unit/not_there.py::test_not_there"]},
+        {"shown_by": ["tests/unit/test_papers.py"]},
         {"shown_by": ["sfumato reproduce 000-nothing"]},
         {"shown_by": []},
+        {"shown_by": ["sfumato reproduce 000-fig1"]},
         {"status": "later"},
         {"status": "refused"},
     ],

@@ -29,7 +29,7 @@ from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise
 from sfumato.privacy.accounting import SMOOTHING
-from sfumato.sketch.dense import DenseSketch, spread_of_squares
+from sfumato.sketch.dense import DenseSketch, median_variance, spread_of_squares
 from sfumato.sketch.vector import RoundSketch, VectorSketch
 from sfumato.spec import digest
 
@@ -251,10 +251,12 @@ class TrainingCampaign(Campaign):
         """Decode a round's result, step along it, size the next sketch and move the clip."""
         design, cells, dense = self.design, self.cells, self.dense
         update = torch.as_tensor(result.table)
+        blocks = 1 if dense is None else dense.blocks
         statistics = RoundStatistics(
-            squared=float((result.table * result.table).sum()),
+            squared=float((result.table * result.table).sum()) / blocks,
             cells=update.numel(),
-            noise=result.noise,
+            noise=result.noise / math.sqrt(blocks),
+            read_noise=blocks * median_variance(blocks),
             progress=(self.done + 1) / design.rounds,
             measurement=result.measurement,
             second_noise=result.second_noise,

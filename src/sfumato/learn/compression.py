@@ -27,9 +27,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
-from sfumato.spec import later, require, spec
+from sfumato.spec import LARGEST_INTEGER, later, require, spec
 
 Asks: TypeAlias = Literal["nothing", "norm", "error"]  # what a round measures
+
+TailUpdate: TypeAlias = Literal[
+    "sign", "exponential", "linear", "relative_exponential", "relative_linear"
+]
 
 MAIN_SHARE = 0.9  # the updates' share of 1/σ² where a second query takes the rest
 SLACK = math.sqrt(20)  # deviations σ that algorithm 3 adds to a norm: √2 of the query's own
@@ -40,12 +44,13 @@ LARGEST_STEP = 2.0  # largest factor by which a size changes from one round to t
 class RoundStatistics:
     """What a rule learns from a round, in the unit of sums: all noised, so all public."""
 
-    squared: float  # the table's squared norm, noise included
+    squared: float  # the table's squared norm, noise included; of several blocks, the mean
     cells: int  # of the table
-    noise: float  # the deviation σ of the noise on each cell of the table
+    noise: float  # σ: the deviation of the noise on each cell, divided by √blocks
     progress: float = 1.0  # share of the rounds that are done
     measurement: float | None = None  # the noised norm, or error, of a second sketch
     second_noise: float = 0.0  # deviation of the noise on the measurement
+    read_noise: float = 1.0  # variance of the noise on a coordinate, in σ²; above 1 for medians
     slack: float | None = None  # what to add to a measured norm; None: √20·σ, as algorithm 3 does
 
 
@@ -137,6 +142,7 @@ class TwoStage:
     error: float = 0.1
     warm_up: int = 75
     prior_norm: float | None = later(None)  # of the mean update, as a share of the clip
+    whole_slack: bool = later(False)  # the paper's √20·σ, not divided by the root of `warm_up`
 
     def check(self) -> None:
         require.above(0, error=self.error)
@@ -166,7 +172,7 @@ class TwoStage:
             return replace(sizing, rounds=rounds, memory=total)
         noise = statistics.noise * math.sqrt(MAIN_SHARE)
         slack = SLACK * noise if statistics.slack is None else statistics.slack
-        norm = total / rounds + slack / math.sqrt(rounds)
+        norm = total / rounds + (slack if self.whole_slack else slack / math.sqrt(rounds))
         cells = _whole(norm**2 / (self.error * noise**2), length)
         return Sizing(cells=cells, rounds=rounds, memory=total)
 
@@ -177,8 +183,13 @@ class AdaptTail:
 
     The error is the distance between the second sketch of the decoded sum and that of the sum, so
     it contains the noise's error as well as compression's. The target must allow for both:
-    √(1 + c)·√d·σ. `paper_target` is the paper's own, c·√d·σ·√n, which is √n too lax (and, with the
-    units corrected, could never be met); it is why the paper saw accuracy lost.
+    √(1 + c)·√d·σ, and √2 deviations of the measurement. `paper_target` is the paper's own,
+    √n·(c·√d·σ + 2 deviations), which is √n too lax (and, with the units corrected, could never be
+    met); it is why the paper saw accuracy lost.
+
+    `update` says what moves the size: the sign of the error, as in algorithm 5, or the
+    error itself, in one of appendix H's four ways. The paper does not say in which unit; here it is
+    the error of a mean as a share of the clip, so `unit` is cohort × clip.
     """
 
     asks: ClassVar[Asks] = "error"
@@ -187,9 +198,11 @@ class AdaptTail:
     step: float = 0.2
     first: int | None = None
     paper_target: int | None = None  # the cohort n in the paper's target; None for the right one
+    update: TailUpdate = later("sign")
+    unit: float = later(1.0)  # of absolute errors
 
     def check(self) -> None:
-        require.above(0, error=self.error)
+        require.above(0, error=self.error, unit=self.unit)
         require(0 < self.step < 1, f"step must be above 0, below 1; got {self.step}")
         require.at_least(1, first=self.first, paper_target=self.paper_target)
 
@@ -198,14 +211,23 @@ class AdaptTail:
 
     def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         assert statistics.measurement is not None  # the task asked for it
-        expected = math.sqrt(length) * statistics.noise
+        expected = math.sqrt(length * statistics.read_noise) * statistics.noise
         if self.paper_target is None:
-            target = math.sqrt(1 + self.error) * expected
+            target = math.sqrt(1 + self.error) * expected + math.sqrt(2) * statistics.second_noise
         else:
-            target = self.error * expected * math.sqrt(self.paper_target)
-        target += math.sqrt(2) * statistics.second_noise
-        grow = 1 + self.step if statistics.measurement > target else 1 - self.step
-        return replace(sizing, cells=_whole(sizing.cells * grow, length), rounds=sizing.rounds + 1)
+            target = self.error * expected + 2 * statistics.second_noise
+            target *= math.sqrt(self.paper_target)
+        cells = self._next(sizing.cells, statistics.measurement - target, target)
+        return replace(sizing, cells=_whole(cells, length), rounds=sizing.rounds + 1)
+
+    def _next(self, cells: int, excess: float, target: float) -> float:
+        """The next number of cells, for an error that exceeds the target by so much."""
+        if self.update == "sign":
+            return cells * (1 + self.step if excess > 0 else 1 - self.step)
+        change = self.step * excess / (target if self.update.startswith("relative") else self.unit)
+        change = min(max(change, -LARGEST_INTEGER), LARGEST_INTEGER)  # it may be infinite
+        is_linear = self.update.endswith("linear")
+        return cells + math.floor(change) if is_linear else cells * (1 + change)
 
 
 @spec("free_norm")

@@ -156,14 +156,19 @@ class TrainingDesign(QuestionDefaults):
     secure: SecureSum | None = None
     seed: int  # of the model and the sketches: public
     own_parameters: int | None = later(None)  # their number, if the model has no name
+    blocks: int = later(1)  # of the sketch, of which a coordinate's reading is the median
 
     def check(self) -> None:
         require(
             (self.model is None) == (self.own_parameters is not None),
             "a design must have the name of a model, or the number of its parameters",
         )
-        for name in ("clients", "cohort", "rounds", "rows"):
+        for name in ("clients", "cohort", "rounds", "rows", "blocks"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
+        require(
+            self.blocks % 2 == 1,
+            f"blocks must be odd, so that the median is one block's reading; got {self.blocks}",
+        )
         require(
             self.cohort <= self.clients,
             f"a cohort must not exceed the {self.clients} clients; got {self.cohort}",
@@ -292,7 +297,7 @@ class TrainingDesign(QuestionDefaults):
             "compression": kind_of(self.compression),
             "rows": self.rows,
             "server": self.server.method,
-        }
+        } | ({"blocks": self.blocks} if self.blocks > 1 else {})
 
     @property
     def multiplier(self) -> float:
@@ -386,9 +391,11 @@ class TrainingDesign(QuestionDefaults):
 
     def sketch(self, length: int, cells: int, round: int) -> DenseSketch | None:
         """The sketch of a round, of at most `cells`; None if updates are sent whole."""
-        if cells >= length:
+        if max(cells, self.blocks) >= length:
             return None
-        return DenseSketch.within(cells, length=length, rows=self.rows, seed=self.seed, round=round)
+        return DenseSketch.within(
+            cells, length=length, rows=self.rows, blocks=self.blocks, seed=self.seed, round=round
+        )
 
     def second_sketch(self, length: int, round: int) -> DenseSketch:
         """The small sketch whose norm, or error, is measured: ⌈ln d⌉ rows. In a secure sum each
@@ -409,7 +416,14 @@ def whole_numbers(
     fine = fineness(cells, design.cohort, design.multiplier)
     if design.multiplier:
         fine = _drawable_fineness(design, fine, cells)
-    return VectorSketch(length=length, clip=clip, bound=clip, scale=fine / clip, dense=dense)
+    bound = table_bound(dense, clip)
+    return VectorSketch(length=length, clip=clip, bound=bound, scale=fine / bound, dense=dense)
+
+
+def table_bound(dense: DenseSketch | None, clip: float) -> float:
+    """The largest norm of a client's table: there is no headroom for sketches that are longer than
+    their vectors, but every block is a sketch of the whole vector."""
+    return clip if dense is None else math.sqrt(dense.blocks) * clip
 
 
 def second_whole_numbers(main: VectorSketch, second: DenseSketch, clip: float) -> VectorSketch:

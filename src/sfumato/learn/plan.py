@@ -123,6 +123,7 @@ def design_for(study: Study) -> TrainingDesign:
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
         compression=_rule(study, keys, noiseless),
         rows=study.rows or ROWS,
+        blocks=study.blocks or 1,
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
         ),
@@ -160,9 +161,16 @@ def _check_keys(study: Study) -> None:
             hint=f"leave out {', '.join(idle)}",
         )
     require(
-        study.rows is None or study.compression != "none",
-        'rows has no effect with compression = "none": whole updates have no rows',
-        hint="leave out rows",
+        keys.tail_update is None or study.compression == "adapt_tail",
+        'training.tail_update has no effect without compression = "adapt_tail"',
+        hint="leave out training.tail_update",
+    )
+    sizes = [name for name in ("rows", "blocks") if getattr(study, name) is not None]
+    require(
+        not sizes or study.compression != "none",
+        f"{', '.join(sizes)} {'has' if len(sizes) == 1 else 'have'} no effect with "
+        'compression = "none": whole updates are not sketched',
+        hint=f"leave out {', '.join(sizes)}",
     )
 
 
@@ -261,9 +269,20 @@ def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
     if name == "adapt_norm":
         return AdaptNorm(error=error)
     if name == "two_stage":
-        return TwoStage(error=error, warm_up=keys.warm_up, prior_norm=keys.prior_norm)
+        return TwoStage(
+            error=error,
+            warm_up=keys.warm_up,
+            prior_norm=keys.prior_norm,
+            whole_slack=study.paper_mode,
+        )
     if name == "adapt_tail":
-        return AdaptTail(error=error, paper_target=keys.cohort if study.paper_mode else None)
+        assert study.clip is not None  # Study has checked
+        return AdaptTail(
+            error=error,
+            paper_target=keys.cohort if study.paper_mode else None,
+            update=keys.tail_update or "sign",
+            unit=1.0 if keys.tail_update in (None, "sign") else keys.cohort * study.clip,
+        )
     return FreeNorm(error=error, early=keys.early)
 
 
@@ -424,6 +443,8 @@ def sketched_design(study: Study) -> DiffSketchDesign:
     idle = {
         "compression": study.compression is not None,
         "bytes_per_device": study.bytes_per_device is not None,
+        "blocks": study.blocks is not None,
+        "training.tail_update": keys.tail_update is not None,
         "training.server": (keys.server, keys.server_rate, keys.momentum) != ("momentum", 1.0, 0.9),
         "training.adaptive_clip": keys.adaptive_clip,
         "training.largest_l1": keys.largest_l1 is not None,

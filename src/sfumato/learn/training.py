@@ -28,7 +28,7 @@ from sfumato.learn import models
 from sfumato.learn.campaign import RoundResult, TrainingCampaign, norm_of_table
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import IGNORED, TESTED_ON_CLIENTS, Federated
-from sfumato.learn.design import TrainingDesign
+from sfumato.learn.design import TrainingDesign, table_bound
 from sfumato.learn.gradients import cross_entropy
 from sfumato.learn.local_update import trainer
 from sfumato.learn.own_model import Loss, OwnModel, loss_of, model_of
@@ -381,7 +381,8 @@ class FloatSum:
         # There is no headroom for sketches that are longer than their vectors: clipping those a
         # little costs a model less than the noise that headroom needs.
         for each, total in zip(self.maps, self.totals, strict=True):
-            total += _bounded(each.encode(deltas) if each else deltas, clip)
+            bound = table_bound(each.sketch if each else None, clip)
+            total += _bounded(each.encode(deltas) if each else deltas, bound)
 
     def noised(self, seed: int) -> RoundResult:
         """The round's result, with noise from a generator of this seed."""
@@ -392,6 +393,7 @@ class FloatSum:
             return torch.randn(shape, generator=generator, device=self.device)
 
         deviation, spread = (campaign.clip * each for each in campaign.multipliers)
+        deviation *= table_bound(campaign.dense, 1.0)
         if deviation:
             main += deviation * normal(*main.shape)
         measurement = within_clip = None

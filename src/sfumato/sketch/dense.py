@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -105,14 +106,20 @@ class DenseSketch:
         require.at_least(0, round=self.round)
 
     @classmethod
-    def within(cls, cells: int, *, length: int, rows: int, seed: int, round: int) -> DenseSketch:
-        """The widest sketch with at most `cells`, and with fewer rows if there are fewer cells.
+    def within(
+        cls, cells: int, *, length: int, rows: int, seed: int, round: int, blocks: int = 1
+    ) -> DenseSketch:
+        """The widest sketch with at most `cells`, and with fewer rows if there are fewer cells; of
+        at least one cell per block.
 
         >>> DenseSketch.within(100, length=1000, rows=15, seed=1, round=0).shape
         (15, 6)
         """
-        rows = min(rows, cells)
-        return cls(length=length, rows=rows, width=cells // rows, seed=seed, round=round)
+        each = max(cells // blocks, 1)
+        rows = min(rows, each)
+        return cls(
+            length=length, rows=rows, width=each // rows, blocks=blocks, seed=seed, round=round
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -227,6 +234,22 @@ def _require_finite(table: F32, name: str) -> None:
             f"{name} must hold finite numbers whose sums fit in float32; this holds infinite ones, "
             "larger ones or NaN: leave it out, or clip it"
         )
+
+
+@lru_cache
+def median_variance(count: int) -> float:
+    """The variance of the median of an odd number of standard normal variables.
+
+    >>> median_variance(1), round(median_variance(5), 5)
+    (1.0, 0.28683)
+    """
+    if count == 1:
+        return 1.0
+    half = count // 2
+    x = np.linspace(-9, 9, 4_001)
+    below = np.array([NormalDist().cdf(each) for each in x])
+    density = (below * below[::-1]) ** half * np.exp(-(x**2) / 2)
+    return float(np.sum(x**2 * density) / np.sum(density))
 
 
 def spread_of_squares(squared: float, cells: int, noise: float) -> float:

@@ -27,6 +27,7 @@ from sfumato.learn.compression import (
     Sizing,
     TwoStage,
 )
+from sfumato.learn.design import TrainingDesign
 from sfumato.spec import from_json, to_json
 
 LENGTH = 1_000_000
@@ -37,6 +38,11 @@ RULES: list[Compression] = [
     AdaptNorm(error=0.25, first=300),
     TwoStage(error=0.05, warm_up=10),
     AdaptTail(error=0.2, step=0.1, first=10, paper_target=100),
+    AdaptTail(update="exponential", unit=0.1),
+    AdaptTail(update="linear", unit=0.1),
+    AdaptTail(update="relative_exponential"),
+    AdaptTail(update="relative_linear"),
+    TwoStage(warm_up=3, whole_slack=True),
     FreeNorm(error=0.2, early=2.0, memory=0.5),
 ]
 
@@ -174,6 +180,19 @@ def test_two_stage_sends_whole_vectors_and_then_one_size() -> None:
     assert sizes == [LENGTH] * 4 + [expected] * 2
 
 
+def test_two_stage_of_the_paper_adds_the_whole_slack() -> None:
+    """Line 7 of algorithm 4: C = c₀(mean of norms + √20·σ)²/(B²Pσ²), c₀ dividing as elsewhere."""
+    rule = TwoStage(error=0.1, warm_up=4, whole_slack=True)
+    sizing = rule.start(LENGTH, 1.0)
+    for norm in (10.0, 20.0, 30.0, 40.0):
+        sizing = rule.after(sizing, measured_round(norm), LENGTH)
+    assert sizing.cells == math.ceil((25.0 + math.sqrt(20)) ** 2 / 0.1)
+    design = plan(STUDY | {"compression": "two_stage", "paper_mode": True}).design
+    assert isinstance(design, TrainingDesign)
+    assert isinstance(design.compression, TwoStage)
+    assert design.compression.whole_slack
+
+
 def test_after_the_warm_up_no_norm_is_needed() -> None:
     rule = TwoStage(warm_up=1)
     sizing = rule.after(rule.start(LENGTH, 1.0), measured_round(5.0), LENGTH)
@@ -196,8 +215,8 @@ def test_two_stage_never_compresses_more_than_rounds_by_warm_up(rounds: int, war
 # Adapt Tail
 
 
-def tail(error: float, *, paper: int | None = None, noise: float = 2.0) -> Sizing:
-    rule = AdaptTail(error=0.21, paper_target=paper)
+def tail(error: float, *, paper: int | None = None, noise: float = 2.0, **changes: Any) -> Sizing:
+    rule = AdaptTail(error=0.21, paper_target=paper, **changes)
     statistics = RoundStatistics(
         squared=0.0, cells=1, noise=noise, measurement=error, second_noise=3.0
     )
@@ -212,10 +231,39 @@ def test_adapt_tail_grows_above_its_target_and_shrinks_below() -> None:
 
 
 def test_the_papers_target_is_root_n_of_the_error_and_laxer() -> None:
-    target = 0.21 * math.sqrt(LENGTH) * 2.0 * 10 + math.sqrt(2) * 3.0
+    """Line 6 of algorithm 5, c·√d·σB/√(.9n) + 2σB/√(.1n), times n for sums: σB/√.9 is the noise of
+    2 and σB/√.1 that of 3."""
+    target = 100 * (0.21 * math.sqrt(LENGTH) * 2.0 / math.sqrt(100) + 2 * 3.0 / math.sqrt(100))
     assert tail(target * 1.001, paper=100).cells == 1200
     assert tail(target * 0.999, paper=100).cells == 800
     assert tail(target * 0.999).cells == 1200
+
+
+@pytest.mark.parametrize("excess", [-300.0, 40.0])
+def test_adapt_tail_moves_by_the_error_itself_as_appendix_h_does(excess: float) -> None:
+    """C·(1 + η·x) and C + ⌊η·x⌋ with η = 0.2, for the absolute error x, in units of 50 here, and
+    for the error relative to the target."""
+    target = 1.1 * math.sqrt(LENGTH) * 2.0 + math.sqrt(2) * 3.0
+    absolute, relative = 0.2 * excess / 50, 0.2 * excess / target
+    cells = {
+        "exponential": math.ceil(max(1000 * (1 + absolute), 1)),
+        "linear": 1000 + math.floor(absolute),
+        "relative_exponential": math.ceil(1000 * (1 + relative)),
+        "relative_linear": 1000 + math.floor(relative),
+    }
+    for update, expected in cells.items():
+        assert tail(target + excess, update=update, unit=50.0).cells == expected
+
+
+def test_a_study_chooses_the_update_of_adapt_tail() -> None:
+    keys = STUDY["training"] | {"tail_update": "linear"}
+    design = plan(STUDY | {"compression": "adapt_tail", "training": keys}).design
+    assert isinstance(design, TrainingDesign)
+    assert isinstance(design.compression, AdaptTail)
+    assert design.compression.update == "linear"
+    assert design.compression.unit == design.cohort * design.clip
+    with pytest.raises(StudyError, match="tail_update has no effect"):
+        plan(STUDY | {"compression": "adapt_norm", "training": keys})
 
 
 def test_adapt_tail_starts_at_a_tenth_unless_a_size_is_given() -> None:

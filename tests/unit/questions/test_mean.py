@@ -49,12 +49,11 @@ from sfumato.questions.mean.design import (
     MeanDesign,
     cells_for,
     longest,
-    median_variance,
     squared_norm,
 )
 from sfumato.simulation.vectors import load, names
 from sfumato.sketch import Norms, VectorSketch
-from sfumato.sketch.dense import DenseSketch
+from sfumato.sketch.dense import DenseSketch, median_variance
 from sfumato.sketch.vector import clip_rows, headroom, is_finite
 
 F64 = npt.NDArray[np.float64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sfumato.flow.task import Task
 from sfumato.privacy import CountMeanSketch, HadamardCountMeanSketch, HashedResponse
 from sfumato.questions.frequencies.design import FrequencyDesign
 from sfumato.questions.local_frequencies.design import LocalDesign
-from sfumato.sketch import CountSketch
+from sfumato.sketch import CountSketch, capacity
 from sfumato.study import PRESETS, QUESTIONS, Study
 
 ITEMS = [f"item {number}" for number in range(300)]
@@ -146,6 +147,22 @@ def test_a_preset_and_a_key_that_differs_are_refused() -> None:
         dataclasses.replace(same, rows=5)
     with pytest.raises(StudyError, match="preset must be one of"):
         Study.from_mapping({**LOCAL, "preset": "apple-emoji-2018"})
+
+
+def test_lists_of_paper_001_are_one_line() -> None:
+    """Figure 2: R = 30, tau = 50, m = 1, three characters; C = 5,000 words of 16 bits here."""
+    keys = {"devices": 300_000, "bytes_per_device": 10_000}
+    rates = []
+    for name in ("lists-adaptive-2023", "lists-fixed-2023"):
+        planned = plan({"preset": name, **keys})
+        study = planned.study
+        assert (study.rounds, study.threshold, study.items_per_device) == (30, 50, 1)
+        assert planned.predicted["bytes_per_device"] <= 10_000
+        assert planned.privacy.epsilon is None
+        rates.append(planned.parameters["sampling_rate"])
+    most = planned.design.most_sampled(1.0)  # type: ignore[attr-defined]  # a list's
+    keys_listed = capacity.typical_keys(3 * planned.parameters["width"])
+    assert math.isclose(rates[1], 1 / max(1.0, min(most / keys_listed, 25)))
 
 
 def test_apples_sketches_are_those_of_the_paper() -> None:

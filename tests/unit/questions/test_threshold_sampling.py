@@ -233,6 +233,25 @@ def test_a_private_list_keeps_both_sides_of_the_guarantee() -> None:
     assert any("none with 6 or fewer" in note for note in release.notes)
 
 
+def test_a_private_histogram_keeps_counts_within_its_threshold() -> None:
+    """200 runs of 300 items of 26 devices: a count is off by more than 25 if it is not listed. By
+    the plan's bound of 0.0111, more than 9 runs fail with probability 1e-4. The control: counts are
+    not within 5, a fifth of the threshold, in most of the runs."""
+    study = {"question": "histogram", "trust": "central", "epsilon": 1.0, "delta": 1e-6}
+    study |= {"threshold": 25, "failure_probability": 0.05}
+    counts = {f"t{k}": 26 for k in range(300)}
+    planned = plan(study | {"devices": sum(counts.values())})
+    assert 0 < planned.predicted["failure_probability"] <= 0.0111
+    data = {"item": list(counts), "n": list(counts.values())}
+    errors = []
+    for seed in range(200):
+        release = sfumato.simulate(planned, data, count_column="n", seed=seed)
+        listed = dict(zip(release.items.to_pylist(), release.counts.tolist(), strict=True))
+        errors.append(max(abs(listed.get(item, 0.0) - count) for item, count in counts.items()))
+    assert sum(error > 25 for error in errors) <= 9
+    assert sum(error > 5 for error in errors) > 100
+
+
 def test_noise_that_is_too_large_for_both_sides_is_refused_with_a_threshold_that_is_not() -> None:
     study = {"question": "heavy_hitters", "trust": "central", "epsilon": 0.5, "devices": 10_000}
     study |= {"failure_probability": 0.01, "threshold": 40}

@@ -14,8 +14,6 @@ import math
 import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,7 +46,7 @@ from sfumato.questions.question import (
     QuestionDefaults,
 )
 from sfumato.sketch import VectorSketch
-from sfumato.sketch.dense import DenseSketch, spread_of_squares, top
+from sfumato.sketch.dense import DenseSketch, median_variance, spread_of_squares, top
 from sfumato.sketch.vector import headroom
 from sfumato.spec import digest, later, require, spec
 
@@ -510,22 +508,6 @@ def squared_norm(table: F64, noise: float) -> tuple[float, float]:
     """
     estimate = max(0.0, float(np.sum(table**2)) - table.size * noise**2)
     return estimate, spread_of_squares(estimate, table.size, noise)
-
-
-@lru_cache
-def median_variance(count: int) -> float:
-    """The variance of the median of an odd number of standard normal variables.
-
-    >>> median_variance(1), round(median_variance(5), 5)
-    (1.0, 0.28683)
-    """
-    if count == 1:
-        return 1.0
-    half = count // 2
-    x = np.linspace(-9, 9, 4_001)
-    below = np.array([NormalDist().cdf(each) for each in x])
-    density = (below * below[::-1]) ** half * np.exp(-(x**2) / 2)
-    return float(np.sum(x**2 * density) / np.sum(density))
 
 
 def longest(cells: int, devices: int, multiplier: float, crowd: float = 1.0) -> float:

@@ -28,7 +28,6 @@ from sfumato.questions.mean.design import (
     SLACK,
     Compression,
     MeanDesign,
-    median_variance,
 )
 from sfumato.questions.promise import (
     DROPOUTS,
@@ -41,7 +40,7 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import NormBins
-from sfumato.sketch.dense import spread_of_squares
+from sfumato.sketch.dense import median_variance, spread_of_squares
 from sfumato.study import Study, require
 
 _PARTS = 4  # the fullest octave of norms is assumed to have at least one in four devices
