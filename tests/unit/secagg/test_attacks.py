@@ -2018,3 +2018,80 @@ def test_20_a_collector_that_may_cheat_must_face_rings_of_80_bits(bits: int) -> 
         Masked(modulus_bits=20, corrupt=0.1, mode="semi_malicious", security_bits=bits)
     with pytest.raises(SpecError, match="must be at least 40 in mode semi_honest"):
         Masked(modulus_bits=20, corrupt=0.1, security_bits=39)
+
+
+# 21. Identities that are not on the roster: of neighbours, and of those that sign.
+
+
+def any_roster(monkeypatch: Patch, stage: Stage) -> None:
+    """Devices for which every identity is on the roster."""
+    monkeypatch.setattr(
+        device_side, "root_from", lambda leaves, proof, *, count: stage.collector.roster_root
+    )
+
+
+def own_identities(members: Iterable[int]) -> dict[int, bytes]:
+    """The collector's own private keys, in the name of these members."""
+    return {member: bytes([member + 1]) * 32 for member in members}
+
+
+def roster_with(stage: Stage, identities: Mapping[int, bytes]) -> list[bytes]:
+    """The roster, but for members whose private keys are the collector's."""
+    changed = {member: agreement.public_identity(key) for member, key in identities.items()}
+    return [changed.get(member, each) for member, each in enumerate(stage.collector.roster)]
+
+
+def read_among_strangers(stage: Stage) -> I64:
+    """The victim's table, if it takes neighbours that sign well, each under an identity that the
+    collector has made for it, with a proof that these are on another roster."""
+    stage.until(Phase.SHARE)
+    identities = own_identities(stage.neighbours(VICTIM))
+    every = roster_with(stage, identities)
+    friends = [
+        Participant.join(stage.round, member, key, Tree(every).root, rng=SeededRng(SEED, 9, member))
+        for member, key in identities.items()
+    ]
+    keys = b"".join(every[friend.member] + friend.enrol() for friend in friends)
+    proof = Tree(every).proof([VICTIM, *identities])
+    who = stage.set_of(stage.collector.keys)
+    return surrounded(stage, friends, who + stage.collector.root + keys + proof)
+
+
+@pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["semi_honest", "semi_malicious"])
+def test_21_neighbours_that_are_not_on_the_roster_are_refused(round: MaskedRound) -> None:
+    with pytest.raises(MismatchError, match="the roster must list"):
+        read_among_strangers(Stage(round))
+
+
+@pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["semi_honest", "semi_malicious"])
+def test_21_a_device_that_compares_no_root_is_read(monkeypatch: Patch, round: MaskedRound) -> None:
+    stage = Stage(round)
+    any_roster(monkeypatch, stage)
+    assert np.array_equal(read_among_strangers(stage), stage.tables[VICTIM])
+
+
+def signed_by_strangers(stage: Stage) -> bytes:
+    """A neighbour's answer to the claim that the victim dropped out, signed in the name of a quorum
+    of the committee, by identities that the collector has made for it."""
+    claimed = stage.set_of(stage.collector.survivors - {VICTIM})
+    committee = sorted(committee_of(stage.round, *roots(stage), set(range(24))))
+    identities = own_identities(committee[: stage.round.quorum(24)])
+    every = roster_with(stage, identities)
+    near = stage.devices[next(m for m in stage.neighbours(VICTIM) if m not in CORRUPT)]
+    text = acknowledgement_text(stage.round.salt, near.view, claimed)
+    signed = b"".join(
+        member.to_bytes(4, "little") + every[member] + sign(key, text)
+        for member, key in identities.items()
+    )
+    return near.unmask(claimed, signed + Tree(every).proof(identities))
+
+
+def test_21_a_committee_that_is_not_on_the_roster_opens_nothing() -> None:
+    with pytest.raises(MismatchError, match="the roster must list"):
+        signed_by_strangers(masked(FEW_NEIGHBOURS))
+
+
+def test_21_a_device_that_compares_no_root_answers_any_committee(monkeypatch: Patch) -> None:
+    stage = masked(FEW_NEIGHBOURS)
+    any_roster(monkeypatch, stage)
+    assert signed_by_strangers(stage)
