@@ -420,6 +420,8 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
     outside = signatures | {outsider: fleet.devices[outsider].acknowledge(survivors)}
     del outside[signers[0]]
     stranger = enough[: end - 100] + (40).to_bytes(4, "little") + forged + enough[end:]
+    changed = bytearray(enough)
+    changed[end - 1] ^= 1  # of the last signature; all others are good
     for wrong, says in (
         (b"", "must have signed"),
         (fewer, "must"),
@@ -428,6 +430,7 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
         (stranger, "must be in the committee"),
         (acknowledgements(outside), "must be in the committee"),
         (enough[: end - 1], "must have signed"),
+        (bytes(changed), f"must have signed these survivors; got {quorum - 1}"),
         (enough[:-1], "the proof must have"),
         (enough + bytes(32), "the proof must have"),
     ):
