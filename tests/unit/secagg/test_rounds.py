@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -338,6 +339,20 @@ def test_a_rehearsal_adds_exactly_and_bills_every_byte(mode: Any, prime: bool) -
     rest = 3 * members + 32 + degree * (32 + 164 + 4 + 100) + signed
     assert round.bytes_down(40) == rest + proofs
     assert rest < whole.bytes_down.min() <= whole.bytes_down.max() <= rest + proofs
+
+
+@pytest.mark.parametrize(("mode", "most"), [("semi_honest", 3_200), ("semi_malicious", 9_000)])
+def test_what_a_device_exchanges_grows_with_the_logarithm_but_for_three_bits_per_member(
+    mode: Any, most: int
+) -> None:
+    """At most so many bytes for each doubling of the cohort, beside the table and the three sets.
+    The limits are what was computed, rounded up. A key per member, as before, is above them."""
+    for cohort in (10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000):
+        round = replace(ROUND, mode=mode, cohort=cohort, corrupt=0.05, dropout=0.1)
+        beside = round.bytes_up(cohort) - round.vector_bytes + round.bytes_down(cohort)
+        beside -= 3 * -(-cohort // 8)
+        assert beside <= most * math.log2(cohort)
+        assert cohort < 10_000 or beside + 32 * cohort > most * math.log2(cohort)
 
 
 def test_a_rehearsal_that_loses_too_many_says_so() -> None:
