@@ -2095,3 +2095,58 @@ def test_21_a_device_that_compares_no_root_answers_any_committee(monkeypatch: Pa
     stage = masked(FEW_NEIGHBOURS)
     any_roster(monkeypatch, stage)
     assert signed_by_strangers(stage)
+
+
+# 22. One roster after another, so that a device shares with other neighbours each time.
+
+
+THOUSAND = replace(SEMI_MALICIOUS, cohort=1000, dropout=0.1)
+
+
+def secrets_from_many_rings(*, forgets: bool, restarts: bool = False) -> tuple[bytes, bytes]:
+    """The victim's seed and mask key from its shares for a hundred corrupt devices. On each ring
+    few of them are its neighbours; every roster leaves out somebody else, so each has its ring.
+    A device that forgets does not know which roster it has answered."""
+    stage = Stage(THOUSAND)
+    stage.run(Phase.ENROL)
+    others = [member for member in range(1000) if member != VICTIM]
+    corrupt = set(np.random.default_rng(SEED).choice(others, 100, replace=False).tolist())
+    victim, (roster, root) = stage.devices[VICTIM], roots(stage)
+    threshold, salt = THOUSAND.parameters(999).threshold, THOUSAND.salt
+    shares: dict[int, bytes] = {}
+    for absent in others:
+        if len(shares) >= threshold:
+            break
+        if absent in corrupt:
+            continue
+        enrolled = set(range(1000)) - {absent}
+        near = neighbours_of(THOUSAND, roster, root, enrolled, [VICTIM])[VICTIM]
+        assert len(corrupt.intersection(near)) < threshold
+        message = stage.set_of(enrolled) + root
+        message += listed(stage, [stage.devices[member] for member in near])
+        boxes = pieces(victim.share(message), near, BOX_BYTES)
+        ring = ring_seed(THOUSAND, roster, root, stage.set_of(enrolled))
+        for member in corrupt.intersection(near):
+            own = private_key(stage.devices[member].box_key)
+            secret = agree(own, stage.collector.keys[VICTIM].box)
+            nonce = VICTIM.to_bytes(6, "little") + member.to_bytes(6, "little")
+            cipher = ChaCha20Poly1305(derive(secret, salt, b"box", ring, KEY_BYTES))
+            shares[member] = cipher.decrypt(nonce, boxes[member][:SEALED_BYTES], salt + ring)
+        if forgets:
+            victim.root = b""
+        if restarts:
+            victim = Participant.from_json(victim.to_json())
+    seeds = {member: text[:SHARE_BYTES] for member, text in shares.items()}
+    keys = {member: text[SHARE_BYTES:] for member, text in shares.items()}
+    return opened(seeds, threshold), opened(keys, threshold)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at once", "restarted"])
+def test_22_a_device_shares_its_secrets_on_one_ring(restarts: bool) -> None:
+    with pytest.raises(MismatchError, match="has answered another roster"):
+        secrets_from_many_rings(forgets=False, restarts=restarts)
+
+
+def test_22_a_device_that_answers_any_roster_gives_both_its_secrets() -> None:
+    device = Stage(THOUSAND).devices[VICTIM]
+    assert secrets_from_many_rings(forgets=True) == (device.seed, device.mask_key)

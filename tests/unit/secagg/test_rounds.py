@@ -547,6 +547,21 @@ def test_a_roster_that_is_not_the_rings_is_refused() -> None:
     device.share(good)
 
 
+def test_a_device_answers_one_roster_even_if_only_keys_of_a_neighbour_differ() -> None:
+    fleet = Fleet()
+    collector = fleet.until(Phase.SHARE)
+    device, good = fleet.devices[5], collector.roster_for(5)
+    first = device.share(good)
+    assert device.share(good) == first
+    neighbour, start = collector.neighbours[5][0], 3 + 32 + 32
+    other = joined(ROUND, neighbour, seed=9).enrol()  # well signed, by its identity
+    changed = good[:start] + other + good[start + 164 :]
+    with pytest.raises(MismatchError, match="has answered another roster"):
+        device.share(changed)
+    assert device.share(good) == first
+    joined(ROUND, 5).share(changed)  # it was the first roster for this one
+
+
 @pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
 def test_a_device_that_the_roster_has_at_another_place_refuses(mode: Any) -> None:
     """The attack: the roster has the collector's own identity where the device should be."""
