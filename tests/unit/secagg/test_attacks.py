@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -2170,3 +2170,97 @@ def test_22_shares_that_do_not_follow_from_the_ring_give_both_secrets(monkeypatc
     )
     device = Stage(THOUSAND).devices[VICTIM]
     assert secrets_from_many_rings(forgets=True) == (device.seed, device.mask_key)
+
+
+# 23. Members that never enrolled, counted among those that shared, or among the survivors.
+
+
+STRANGERS = set(range(18, 24))  # of 24, of which 18 must stay
+DOZEN = set(range(12))
+
+
+class CountsStrangers(Participant):
+    """Takes all of the cohort for enrolled when it counts those that shared, and for those that
+    shared when it counts survivors."""
+
+    @property
+    def enrolled(self) -> set[int]:
+        return self.everybody or members_from_bytes(self.enrolled_bits, self.round.cohort)
+
+    @property
+    def shared(self) -> set[int]:
+        return self.everybody or members_from_bytes(self.shared_bits, self.round.cohort)
+
+    everybody: ClassVar[set[int]] = set()
+
+    def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+        with everybody_counts(type(self)):
+            return super().open_boxes(boxes)
+
+    def check_survivors(self, survivors: bytes) -> set[int]:
+        with everybody_counts(type(self)):
+            return super().check_survivors(survivors)
+
+
+@contextlib.contextmanager
+def everybody_counts(kind: type[CountsStrangers]) -> Iterator[None]:
+    kind.everybody = set(range(24))
+    try:
+        yield
+    finally:
+        kind.everybody = set()
+
+
+def sum_of_a_dozen(stage: Stage, *, shared: set[int], survivors: set[int]) -> I64:
+    """The sum over twelve devices: all are told that these members shared and survived, six of
+    which have never enrolled. They sign that where it is required."""
+    stage.leave = dict.fromkeys(STRANGERS, Phase.ENROL)
+    stage.until(Phase.MASK)
+    told = stage.set_of(shared)
+    for member in sorted(shared - STRANGERS):
+        boxes = b"".join(
+            source.to_bytes(4, "little") + stage.box(source, member)
+            for source in stage.neighbours(member)
+            if source in shared
+        )
+        device = stage.devices[member]
+        stage.answers[Phase.MASK, member] = device.mask(told + boxes, stage.tables[member])
+    claimed, signatures, haul = stage.set_of(survivors), dict[int, bytes](), Haul(stage)
+    if stage.round.mode == "semi_malicious":
+        signatures = {member: stage.devices[member].acknowledge(claimed) for member in DOZEN}
+    signed = signed_by(stage, signatures, sorted(DOZEN))
+    for member in DOZEN:
+        stage.devices[member].unmask(claimed, signed)  # raises what it refuses
+        haul.ask(member, claimed, signed)
+    seeds, keys = haul.seeds(DOZEN), haul.keys(shared - DOZEN - STRANGERS)
+    assert seeds is not None
+    assert keys is not None
+    return stage.sum_of(DOZEN, seeds, keys)
+
+
+SHARED_AND_SURVIVORS = [
+    pytest.param(DOZEN | STRANGERS, DOZEN | STRANGERS, id="shared"),
+    pytest.param(set(range(18)), DOZEN | STRANGERS, id="survivors"),
+]
+BOTH_MODES = pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["honest", "malicious"])
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("shared", "survivors"), SHARED_AND_SURVIVORS)
+def test_23_members_that_never_enrolled_do_not_count(
+    round: MaskedRound, shared: set[int], survivors: set[int]
+) -> None:
+    refusal = "must have enrolled" if shared >= STRANGERS else "survivors must have shared"
+    with pytest.raises(MismatchError, match=refusal):
+        sum_of_a_dozen(Stage(round), shared=shared, survivors=survivors)
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("shared", "survivors"), SHARED_AND_SURVIVORS)
+def test_23_devices_that_count_them_give_a_sum_below_the_floor(
+    round: MaskedRound, shared: set[int], survivors: set[int]
+) -> None:
+    stage = Stage(round, kind=CountsStrangers)
+    total = sum_of_a_dozen(stage, shared=shared, survivors=survivors)
+    assert len(DOZEN) < round.least_survivors
+    assert np.array_equal(total, stage.expected(DOZEN))

@@ -272,6 +272,9 @@ def test_a_box_cannot_be_kept_back() -> None:
     boxes = collector.boxes_for(5)
     with pytest.raises(MismatchError, match="a box of every neighbour that shared"):
         device.mask(boxes[:3] + boxes[3 + 104 :], fleet.tables[5])  # all but the first
+    absent = members_to_bytes(set(range(24)) - {5}, 24)
+    with pytest.raises(MismatchError, match="this device among them"):
+        device.mask(absent + boxes[3:], fleet.tables[5])
     missing = int.from_bytes(boxes[3:7], "little")
     members = members_to_bytes(set(range(24)) - {missing}, 24)
     fleet.tables[:] = 0
@@ -540,6 +543,9 @@ def test_a_roster_that_is_not_the_rings_is_refused() -> None:
     few = members_to_bytes(set(range(10)), 24) + good[3:]
     with pytest.raises(MismatchError, match="at least 18 devices"):
         device.share(few)
+    absent = members_to_bytes(set(range(24)) - {5}, 24) + good[3:]
+    with pytest.raises(MismatchError, match="does not list this device"):
+        device.share(absent)
     with pytest.raises(MismatchError, match="must begin with"):
         device.share(good[: 3 + 31])
     with pytest.raises(MismatchError, match="those of the ring"):
