@@ -275,6 +275,10 @@ def test_a_box_cannot_be_kept_back() -> None:
     absent = members_to_bytes(set(range(24)) - {5}, 24)
     with pytest.raises(MismatchError, match="this device among them"):
         device.mask(absent + boxes[3:], fleet.tables[5])
+    each = [boxes[start : start + 104] for start in range(3, len(boxes), 104)]
+    few = b"".join(box for box in each if int.from_bytes(box[:4], "little") < 17)
+    with pytest.raises(MismatchError, match="at least 18 devices must have shared; got 17"):
+        device.mask(members_to_bytes(set(range(17)), 24) + few, fleet.tables[5])
     missing = int.from_bytes(boxes[3:7], "little")
     members = members_to_bytes(set(range(24)) - {missing}, 24)
     fleet.tables[:] = 0
