@@ -2216,7 +2216,7 @@ def sum_of_a_dozen(stage: Stage, *, shared: set[int], survivors: set[int]) -> I6
     which have never enrolled. They sign that where it is required."""
     stage.leave = dict.fromkeys(STRANGERS, Phase.ENROL)
     stage.until(Phase.MASK)
-    told = stage.set_of(shared)
+    claim = stage.set_of(shared)
     for member in sorted(shared - STRANGERS):
         boxes = b"".join(
             source.to_bytes(4, "little") + stage.box(source, member)
@@ -2224,7 +2224,7 @@ def sum_of_a_dozen(stage: Stage, *, shared: set[int], survivors: set[int]) -> I6
             if source in shared
         )
         device = stage.devices[member]
-        stage.answers[Phase.MASK, member] = device.mask(told + boxes, stage.tables[member])
+        stage.answers[Phase.MASK, member] = device.mask(claim + boxes, stage.tables[member])
     claimed, signatures, haul = stage.set_of(survivors), dict[int, bytes](), Haul(stage)
     if stage.round.mode == "semi_malicious":
         signatures = {member: stage.devices[member].acknowledge(claimed) for member in DOZEN}
