@@ -333,13 +333,24 @@ def _secure(cohort: int, folder: Path) -> Work:
 
 
 def _secure_bytes(cohort: int, folder: Path) -> Work:
+    total = _bytes_beside_table(cohort)
+    return lambda: total
+
+
+def _secure_bytes_without_sets(cohort: int, folder: Path) -> Work:
+    """Without the three sets of members, a bit for each."""
+    total = _bytes_beside_table(cohort) - 3 * -(-cohort // 8)
+    return lambda: total
+
+
+def _bytes_beside_table(cohort: int) -> int:
     """The bytes that a device sends and receives beside its table, in real messages."""
     device = _Device(cohort)
     answers = device.run()
     most = device.round.bytes_up(cohort) + device.round.bytes_down(cohort)
     total = sum(map(len, (*answers, *device.messages)))
     assert total <= most, (total, most)
-    return lambda: total - device.round.vector_bytes
+    return int(total - device.round.vector_bytes)
 
 
 def _decades(first: int, count: int = 4) -> list[int]:
@@ -387,6 +398,13 @@ CASES = {
     "device of a secure round/cohort, bytes": Case(
         sizes=PLANNED,
         prepare=_secure_bytes,
+        expected="1 of the logarithm",
+        unit="bytes",
+        of=math.log,
+    ),
+    "device of a secure round/large cohorts without sets, bytes": Case(
+        sizes=_decades(1_000),
+        prepare=_secure_bytes_without_sets,
         expected="1 of the logarithm",
         unit="bytes",
         of=math.log,

@@ -150,13 +150,13 @@ class Participant:
             raise MismatchError("this device has answered another roster of this round")
         threshold = self.round.parameters(len(enrolled)).threshold
         members = sorted(keys)
+        seed = ring_seed(self.round, self.roster, root, facts[1])
         shares = split_many(
             [self.seed, self.mask_key],
             threshold=threshold,
             points=[1 + member for member in members],
-            rng=_SharingRng(self.sharing_seed + root),
+            rng=_SharingRng(self.sharing_seed + seed),  # shares on two rings must not add up
         )
-        seed = ring_seed(self.round, self.roster, root, facts[1])
         self._ciphers = self._box_ciphers(keys, seed)
         context = self.round.salt + seed
         boxes = []

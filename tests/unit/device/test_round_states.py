@@ -11,14 +11,23 @@ import pytest
 
 from masking import NAME, Masking, agreed, devices, go, masking, parts, play
 from sfumato.device import Device, Http, MemoryBox, Response, RoundClient, RoundOutcome, SqliteBox
+from sfumato.device.box import State
 from sfumato.device.offers import public_key
 from sfumato.errors import StoreFull
 from sfumato.flow.secure_sum import PLACEHOLDER_NONCE
+from sfumato.flow.task import Task
 from sfumato.privacy import SystemRng
 from sfumato.secagg.agreement import members_to_bytes
 from sfumato.secagg.merkle import Tree
 from sfumato.secagg.participant import Participant
-from unit.device.test_promises import Offering, consenting_device, masked_task, offer_for, resume
+from unit.device.test_promises import (
+    Offering,
+    consenting_device,
+    masked_task,
+    offer_for,
+    offer_with,
+    resume,
+)
 
 COUNT = 12
 
@@ -155,3 +164,26 @@ def test_a_waiting_device_learns_how_the_round_that_it_missed_ended(
     part = resume(device, box, "Trees", stage="wait", round_id=aborted_round)
     part.receive(Response(410, {}, json.dumps({"code": code}).encode()))
     assert part.outcome is outcome
+
+
+@pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
+@pytest.mark.parametrize("stage", ["say mask", "hear unmask"])
+@pytest.mark.parametrize("code", ["round-aborted", "message-refused", "wrong-phase"])
+def test_a_collector_that_may_lie_is_not_believed_that_nothing_was_opened(
+    mode: str, stage: str, code: str
+) -> None:
+    """The attack: it says so about a table that it goes on to open, and the device masks another
+    one for the same task. A collector that follows the protocol is believed."""
+    box, offer = MemoryBox(), offer_with(mode=mode)
+    task = offer.task
+    assert isinstance(task, Task)
+    device = consenting_device(Offering(offer), box)
+    part = resume(device, box, "Trees", stage=stage, round_id="0" * 32)
+    with box.transaction():
+        state = State.from_json(box.read() or "")
+        state.contribute(offer, task).tasks.add(task.id)
+        box.write(state.to_json())
+    part.receive(Response(410, {}, json.dumps({"code": code}).encode()))
+    assert part.outcome is not None
+    again = device.part("Trees", "oak", 2.0)
+    assert isinstance(again, RoundClient) == (mode == "semi_honest")

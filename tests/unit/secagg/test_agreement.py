@@ -1,8 +1,11 @@
-"""Signatures checked together, on any number of cores, and keys derived as RFC 5869 says."""
+"""Signatures checked together, keys derived as RFC 5869 says, and what hashes of a round cover."""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import itertools
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfumato.secagg import agreement
-from sfumato.secagg.agreement import Claim, derive, sign, verify_all
+from sfumato.secagg.agreement import (
+    Claim,
+    Keys,
+    acknowledgement_text,
+    derive,
+    members_to_bytes,
+    ring_seed,
+    sign,
+    verify_all,
+    view_of,
+)
+from unit.secagg.stage import ROUND
 
 
 def claims(count: int) -> list[Claim]:
@@ -86,3 +100,41 @@ def test_keys_are_derived_by_hkdf(secret: bytes, salt: bytes, size: int) -> None
 def test_a_derived_key_never_changes() -> None:
     key = derive(b"\x0b" * 22, bytes(range(32)), b"box", b"root", 32)
     assert key.hex() == "9153f47ac30e7ca967a67de80e992876f0715d11696e5f3ab493e6d5c0ab9165"
+
+
+ROUNDS = (ROUND, replace(ROUND, nonce="ef" * 16))
+HASHES = (bytes(32), bytes([1]) * 32)
+SETS = (frozenset(range(24)), frozenset(range(23)))
+
+
+def test_the_ring_follows_from_round_roster_root_and_enrolled_members() -> None:
+    seeds = set()
+    for round, roster, root, members in itertools.product(ROUNDS, HASHES, HASHES, SETS):
+        bits = members_to_bytes(members, 24)
+        text = b"sfumato/2/secagg/graph/" + round.salt + roster + root + bits
+        seeds.add(ring_seed(round, roster, root, bits))
+        assert ring_seed(round, roster, root, bits) == hashlib.sha256(text).digest()
+    assert len(seeds) == 16
+
+
+def test_a_view_covers_roster_root_enrolled_members_and_those_that_shared() -> None:
+    views = set()
+    for roster, root, enrolled, shared in itertools.product(HASHES, HASHES, SETS, SETS):
+        bits = members_to_bytes(enrolled, 24) + members_to_bytes(shared, 24)
+        text = b"sfumato/2/secagg/view/" + roster + root + bits
+        views.add(view_of(ROUND, roster, root, enrolled, shared))
+        assert view_of(ROUND, roster, root, enrolled, shared) == hashlib.sha256(text).digest()
+    assert len(views) == 16
+
+
+def test_a_signature_is_for_one_round_and_for_one_thing() -> None:
+    survivors = [members_to_bytes(members, 24) for members in SETS]
+    salts = [round.salt for round in ROUNDS]
+    keys = Keys(3, bytes(32), bytes(32), bytes(32), bytes(64))
+    acknowledged = [
+        acknowledgement_text(*facts) for facts in itertools.product(salts, HASHES, survivors)
+    ]
+    enrolled = [keys.signed_text(salt) for salt in salts]
+    assert len({*acknowledged, *enrolled}) == 10
+    assert not any(text.startswith(b"sfumato/1/secagg/keys/") for text in acknowledged)
+    assert not any(text.startswith(b"sfumato/1/secagg/survivors/") for text in enrolled)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ from sfumato.secagg.round import (
     SHARE_BYTES,
     MaskedRound,
 )
-from sfumato.secagg.sharing import PRIME, lagrange_weights
+from sfumato.secagg.sharing import PRIME, lagrange_weights, split_many
 from sfumato.sketch import OneHot
 from unit.secagg import stage as stage_side
 from unit.secagg.stage import (
@@ -2018,3 +2018,249 @@ def test_20_a_collector_that_may_cheat_must_face_rings_of_80_bits(bits: int) -> 
         Masked(modulus_bits=20, corrupt=0.1, mode="semi_malicious", security_bits=bits)
     with pytest.raises(SpecError, match="must be at least 40 in mode semi_honest"):
         Masked(modulus_bits=20, corrupt=0.1, security_bits=39)
+
+
+# 21. Identities that are not on the roster: of neighbours, and of those that sign.
+
+
+def any_roster(monkeypatch: Patch, stage: Stage) -> None:
+    """Devices for which every identity is on the roster."""
+    monkeypatch.setattr(
+        device_side, "root_from", lambda leaves, proof, *, count: stage.collector.roster_root
+    )
+
+
+def own_identities(members: Iterable[int]) -> dict[int, bytes]:
+    """The collector's own private keys, in the name of these members."""
+    return {member: bytes([member + 1]) * 32 for member in members}
+
+
+def roster_with(stage: Stage, identities: Mapping[int, bytes]) -> list[bytes]:
+    """The roster, but for members whose private keys are the collector's."""
+    changed = {member: agreement.public_identity(key) for member, key in identities.items()}
+    return [changed.get(member, each) for member, each in enumerate(stage.collector.roster)]
+
+
+def read_among_strangers(stage: Stage) -> I64:
+    """The victim's table, if it takes neighbours that sign well, each under an identity that the
+    collector has made for it, with a proof that these are on another roster."""
+    stage.until(Phase.SHARE)
+    identities = own_identities(stage.neighbours(VICTIM))
+    every = roster_with(stage, identities)
+    friends = [
+        Participant.join(stage.round, member, key, Tree(every).root, rng=SeededRng(SEED, 9, member))
+        for member, key in identities.items()
+    ]
+    keys = b"".join(every[friend.member] + friend.enrol() for friend in friends)
+    proof = Tree(every).proof([VICTIM, *identities])
+    who = stage.set_of(stage.collector.keys)
+    return surrounded(stage, friends, who + stage.collector.root + keys + proof)
+
+
+@pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["semi_honest", "semi_malicious"])
+def test_21_neighbours_that_are_not_on_the_roster_are_refused(round: MaskedRound) -> None:
+    with pytest.raises(MismatchError, match="the roster must list"):
+        read_among_strangers(Stage(round))
+
+
+@pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["semi_honest", "semi_malicious"])
+def test_21_a_device_that_compares_no_root_is_read(monkeypatch: Patch, round: MaskedRound) -> None:
+    stage = Stage(round)
+    any_roster(monkeypatch, stage)
+    assert np.array_equal(read_among_strangers(stage), stage.tables[VICTIM])
+
+
+def signed_by_strangers(stage: Stage) -> bytes:
+    """A neighbour's answer to the claim that the victim dropped out, signed in the name of a quorum
+    of the committee, by identities that the collector has made for it."""
+    claimed = stage.set_of(stage.collector.survivors - {VICTIM})
+    committee = sorted(committee_of(stage.round, *roots(stage), set(range(24))))
+    identities = own_identities(committee[: stage.round.quorum(24)])
+    every = roster_with(stage, identities)
+    near = stage.devices[next(m for m in stage.neighbours(VICTIM) if m not in CORRUPT)]
+    text = acknowledgement_text(stage.round.salt, near.view, claimed)
+    signed = b"".join(
+        member.to_bytes(4, "little") + every[member] + sign(key, text)
+        for member, key in identities.items()
+    )
+    return near.unmask(claimed, signed + Tree(every).proof(identities))
+
+
+def test_21_a_committee_that_is_not_on_the_roster_opens_nothing() -> None:
+    with pytest.raises(MismatchError, match="the roster must list"):
+        signed_by_strangers(masked(FEW_NEIGHBOURS))
+
+
+def test_21_a_device_that_compares_no_root_answers_any_committee(monkeypatch: Patch) -> None:
+    stage = masked(FEW_NEIGHBOURS)
+    any_roster(monkeypatch, stage)
+    assert signed_by_strangers(stage)
+
+
+# 22. One roster after another, so that a device shares with other neighbours each time.
+
+
+THOUSAND = replace(SEMI_MALICIOUS, cohort=1000, dropout=0.1)
+
+
+def secrets_from_many_rings(*, forgets: bool, restarts: bool = False) -> tuple[bytes, bytes] | None:
+    """The victim's seed and mask key from its shares for a hundred corrupt devices, or None if
+    these are not shares of one secret. On each ring few of them are its neighbours; every roster
+    leaves out somebody else, so each has its ring. A device that forgets does not know which
+    roster it has answered, as if it were restored from an older copy each time."""
+    stage = Stage(THOUSAND)
+    stage.run(Phase.ENROL)
+    others = [member for member in range(1000) if member != VICTIM]
+    corrupt = set(np.random.default_rng(SEED).choice(others, 100, replace=False).tolist())
+    victim, (roster, root) = stage.devices[VICTIM], roots(stage)
+    threshold, salt = THOUSAND.parameters(999).threshold, THOUSAND.salt
+    shares: dict[int, bytes] = {}
+    for absent in others:
+        if len(shares) >= threshold:
+            break
+        if absent in corrupt:
+            continue
+        enrolled = set(range(1000)) - {absent}
+        near = neighbours_of(THOUSAND, roster, root, enrolled, [VICTIM])[VICTIM]
+        assert len(corrupt.intersection(near)) < threshold
+        message = stage.set_of(enrolled) + root
+        message += listed(stage, [stage.devices[member] for member in near])
+        boxes = pieces(victim.share(message), near, BOX_BYTES)
+        ring = ring_seed(THOUSAND, roster, root, stage.set_of(enrolled))
+        for member in corrupt.intersection(near):
+            own = private_key(stage.devices[member].box_key)
+            secret = agree(own, stage.collector.keys[VICTIM].box)
+            nonce = VICTIM.to_bytes(6, "little") + member.to_bytes(6, "little")
+            cipher = ChaCha20Poly1305(derive(secret, salt, b"box", ring, KEY_BYTES))
+            shares[member] = cipher.decrypt(nonce, boxes[member][:SEALED_BYTES], salt + ring)
+        if forgets:
+            victim.root = b""
+        if restarts:
+            victim = Participant.from_json(victim.to_json())
+    assert len(shares) >= threshold
+    seeds = {member: text[:SHARE_BYTES] for member, text in shares.items()}
+    keys = {member: text[SHARE_BYTES:] for member, text in shares.items()}
+    try:
+        return opened(seeds, threshold), opened(keys, threshold)
+    except MismatchError:
+        return None
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at once", "restarted"])
+def test_22_a_device_shares_its_secrets_on_one_ring(restarts: bool) -> None:
+    with pytest.raises(MismatchError, match="has answered another roster"):
+        secrets_from_many_rings(forgets=False, restarts=restarts)
+
+
+def test_22_shares_on_several_rings_do_not_add_up() -> None:
+    """Of a device that was restored from an older copy, against what it assumes."""
+    device = Stage(THOUSAND).devices[VICTIM]
+    secrets = secrets_from_many_rings(forgets=True) or (b"", b"")
+    assert device.seed not in secrets
+    assert device.mask_key not in secrets
+
+
+def test_22_shares_that_do_not_follow_from_the_ring_give_both_secrets(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(
+        device_side,
+        "split_many",
+        lambda secrets, *, threshold, points, rng: split_many(
+            secrets, threshold=threshold, points=points, rng=SeededRng(SEED)
+        ),
+    )
+    device = Stage(THOUSAND).devices[VICTIM]
+    assert secrets_from_many_rings(forgets=True) == (device.seed, device.mask_key)
+
+
+# 23. Members that never enrolled, counted among those that shared, or among the survivors.
+
+
+STRANGERS = set(range(18, 24))  # of 24, of which 18 must stay
+DOZEN = set(range(12))
+
+
+class CountsStrangers(Participant):
+    """Takes all of the cohort for enrolled when it counts those that shared, and for those that
+    shared when it counts survivors."""
+
+    @property
+    def enrolled(self) -> set[int]:
+        return self.everybody or members_from_bytes(self.enrolled_bits, self.round.cohort)
+
+    @property
+    def shared(self) -> set[int]:
+        return self.everybody or members_from_bytes(self.shared_bits, self.round.cohort)
+
+    everybody: ClassVar[set[int]] = set()
+
+    def open_boxes(self, boxes: bytes) -> tuple[set[int], dict[int, bytes]]:
+        with everybody_counts(type(self)):
+            return super().open_boxes(boxes)
+
+    def check_survivors(self, survivors: bytes) -> set[int]:
+        with everybody_counts(type(self)):
+            return super().check_survivors(survivors)
+
+
+@contextlib.contextmanager
+def everybody_counts(kind: type[CountsStrangers]) -> Iterator[None]:
+    kind.everybody = set(range(24))
+    try:
+        yield
+    finally:
+        kind.everybody = set()
+
+
+def sum_of_a_dozen(stage: Stage, *, shared: set[int], survivors: set[int]) -> I64:
+    """The sum over twelve devices: all are told that these members shared and survived, six of
+    which have never enrolled. They sign that where it is required."""
+    stage.leave = dict.fromkeys(STRANGERS, Phase.ENROL)
+    stage.until(Phase.MASK)
+    claim = stage.set_of(shared)
+    for member in sorted(shared - STRANGERS):
+        boxes = b"".join(
+            source.to_bytes(4, "little") + stage.box(source, member)
+            for source in stage.neighbours(member)
+            if source in shared
+        )
+        device = stage.devices[member]
+        stage.answers[Phase.MASK, member] = device.mask(claim + boxes, stage.tables[member])
+    claimed, signatures, haul = stage.set_of(survivors), dict[int, bytes](), Haul(stage)
+    if stage.round.mode == "semi_malicious":
+        signatures = {member: stage.devices[member].acknowledge(claimed) for member in DOZEN}
+    signed = signed_by(stage, signatures, sorted(DOZEN))
+    for member in DOZEN:
+        stage.devices[member].unmask(claimed, signed)  # raises what it refuses
+        haul.ask(member, claimed, signed)
+    seeds, keys = haul.seeds(DOZEN), haul.keys(shared - DOZEN - STRANGERS)
+    assert seeds is not None
+    assert keys is not None
+    return stage.sum_of(DOZEN, seeds, keys)
+
+
+SHARED_AND_SURVIVORS = [
+    pytest.param(DOZEN | STRANGERS, DOZEN | STRANGERS, id="shared"),
+    pytest.param(set(range(18)), DOZEN | STRANGERS, id="survivors"),
+]
+BOTH_MODES = pytest.mark.parametrize("round", [ROUND, SEMI_MALICIOUS], ids=["honest", "malicious"])
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("shared", "survivors"), SHARED_AND_SURVIVORS)
+def test_23_members_that_never_enrolled_do_not_count(
+    round: MaskedRound, shared: set[int], survivors: set[int]
+) -> None:
+    refusal = "must have enrolled" if shared >= STRANGERS else "survivors must have shared"
+    with pytest.raises(MismatchError, match=refusal):
+        sum_of_a_dozen(Stage(round), shared=shared, survivors=survivors)
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(("shared", "survivors"), SHARED_AND_SURVIVORS)
+def test_23_devices_that_count_them_give_a_sum_below_the_floor(
+    round: MaskedRound, shared: set[int], survivors: set[int]
+) -> None:
+    stage = Stage(round, kind=CountsStrangers)
+    total = sum_of_a_dozen(stage, shared=shared, survivors=survivors)
+    assert len(DOZEN) < round.least_survivors
+    assert np.array_equal(total, stage.expected(DOZEN))

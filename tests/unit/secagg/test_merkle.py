@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
@@ -47,6 +49,62 @@ def leaves(count: int) -> list[bytes]:
 
 def test_roots_are_those_of_certificate_transparency() -> None:
     assert [Tree(LEAVES[: count + 1]).root.hex() for count in range(8)] == ROOTS
+
+
+def tree_hash(listing: list[bytes]) -> bytes:
+    """MTH as section 2.1.1 of RFC 9162 defines it."""
+    if len(listing) == 1:
+        return hashlib.sha256(b"\x00" + listing[0]).digest()
+    cut = 1 << (len(listing) - 1).bit_length() - 1
+    return hashlib.sha256(b"\x01" + tree_hash(listing[:cut]) + tree_hash(listing[cut:])).digest()
+
+
+def path(place: int, listing: list[bytes]) -> bytes:
+    """PATH as section 2.1.3.1 of RFC 9162 defines it."""
+    if len(listing) == 1:
+        return b""
+    cut = 1 << (len(listing) - 1).bit_length() - 1
+    if place < cut:
+        return path(place, listing[:cut]) + tree_hash(listing[cut:])
+    return path(place - cut, listing[cut:]) + tree_hash(listing[:cut])
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 63, 64, 65, 100, 127, 128, 129])
+def test_trees_of_every_size_are_those_of_the_standard(count: int) -> None:
+    """Its roots, and the proof of one leaf: an inclusion proof."""
+    listing = leaves(count)
+    tree = Tree(listing)
+    assert tree.root == tree_hash(listing)
+    for place in range(count):
+        proof = path(place, listing)
+        assert tree.proof([place]) == proof
+        assert root_from({place: listing[place]}, proof, count=count) == tree.root
+
+
+@cache
+def most_hashes(places: int, count: int) -> int:
+    """The longest proof of this many places, in hashes, over all ways to divide them."""
+    if places == count:
+        return 0
+    if places == 0:
+        return 1
+    cut = 1 << (count - 1).bit_length() - 1
+    return max(
+        most_hashes(left, cut) + most_hashes(places - left, count - cut)
+        for left in range(max(0, places - count + cut), min(places, cut) + 1)
+    )
+
+
+def test_no_proof_is_longer_than_the_bound_says() -> None:
+    """For every number of places in trees of up to 80 leaves; in full trees the bound is met."""
+    for count in range(1, 81):
+        for places in range(1, count + 1):
+            longest, bound = (
+                HASH_BYTES * most_hashes(places, count),
+                most_proof_bytes(places, count),
+            )
+            assert longest <= bound
+            assert longest == bound or count & (count - 1)
 
 
 @pytest.mark.parametrize("count", range(1, 11))

@@ -27,6 +27,7 @@ from sfumato.secagg.parameters import (
     search,
     threshold_bounds,
 )
+from sfumato.secagg.round import MaskedRound
 
 MODES: tuple[Mode, Mode] = ("semi_honest", "semi_malicious")
 RATES = ((0.05, 0.05), (0.1, 0.05), (0.1, 0.1), (0.2, 0.1), (0.2, 0.2), (0.33, 0.05))
@@ -579,3 +580,41 @@ def test_the_threshold_alone_leaves_a_cut_to_more_corrupt_devices_than_a_neighbo
     cut = pairs * exceeds(cohort, adversaries, parameters.neighbours, needed - 1)
     assert cut <= Fraction(cohort, 4 << bits)
     assert cut == 0 or corrupt < adversaries
+
+
+# The committee of a round, which signs the survivors.
+
+
+@pytest.mark.parametrize("absent", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("corrupt", "dropout"), [(0.05, 0.1), (0.1, 0.1), (0.1, 0.2), (0.0, 0.3)])
+@pytest.mark.parametrize("cohort", [10, 24, 100, 1000, 10_000])
+def test_a_committee_has_a_quorum_and_no_two(
+    cohort: int, corrupt: float, dropout: float, absent: float
+) -> None:
+    """Two quorums q of k signers share 2q − k. More than those are corrupt with probability at most
+    2^−81/n, and fewer than q stay with probability below 2^−20/n, of n that enrolled; with as many
+    absent, of those that may drop out, as `absent` says. Exact, from binomial coefficients."""
+    round = MaskedRound(
+        task="0" * 64,
+        cells=1,
+        modulus_bits=8,
+        cohort=cohort,
+        corrupt=corrupt,
+        dropout=dropout,
+        mode="semi_malicious",
+        nonce="0" * 32,
+    )
+    adversaries = math.floor(Fraction(str(corrupt)) * cohort)
+    enrolled = cohort - math.floor(absent * (cohort - round.least_survivors))
+    signers, quorum = round.parameters(enrolled).neighbours, round.quorum(enrolled)
+    droppers = enrolled - round.least_survivors
+
+    def two_quorums(quorum: int) -> Fraction:
+        """The probability that enough signers are corrupt for two."""
+        return exceeds(enrolled, adversaries, signers, 2 * quorum - signers - 1)
+
+    assert two_quorums(quorum) <= Fraction(1, enrolled << 81)
+    assert exceeds(enrolled, droppers, signers, signers - quorum) < Fraction(1, enrolled << 20)
+    if adversaries > 1:  # a majority would not do, nor a quorum that is one lower
+        assert two_quorums(signers // 2 + 1) > Fraction(1, enrolled << 81)
+        assert two_quorums(quorum - 1) > Fraction(1, enrolled << 81)

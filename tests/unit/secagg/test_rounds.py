@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -271,6 +272,13 @@ def test_a_box_cannot_be_kept_back() -> None:
     boxes = collector.boxes_for(5)
     with pytest.raises(MismatchError, match="a box of every neighbour that shared"):
         device.mask(boxes[:3] + boxes[3 + 104 :], fleet.tables[5])  # all but the first
+    absent = members_to_bytes(set(range(24)) - {5}, 24)
+    with pytest.raises(MismatchError, match="this device among them"):
+        device.mask(absent + boxes[3:], fleet.tables[5])
+    each = [boxes[start : start + 104] for start in range(3, len(boxes), 104)]
+    few = b"".join(box for box in each if int.from_bytes(box[:4], "little") < 17)
+    with pytest.raises(MismatchError, match="at least 18 devices must have shared; got 17"):
+        device.mask(members_to_bytes(set(range(17)), 24) + few, fleet.tables[5])
     missing = int.from_bytes(boxes[3:7], "little")
     members = members_to_bytes(set(range(24)) - {missing}, 24)
     fleet.tables[:] = 0
@@ -338,6 +346,20 @@ def test_a_rehearsal_adds_exactly_and_bills_every_byte(mode: Any, prime: bool) -
     rest = 3 * members + 32 + degree * (32 + 164 + 4 + 100) + signed
     assert round.bytes_down(40) == rest + proofs
     assert rest < whole.bytes_down.min() <= whole.bytes_down.max() <= rest + proofs
+
+
+@pytest.mark.parametrize(("mode", "most"), [("semi_honest", 3_200), ("semi_malicious", 9_000)])
+def test_what_a_device_exchanges_grows_with_the_logarithm_but_for_three_bits_per_member(
+    mode: Any, most: int
+) -> None:
+    """At most so many bytes for each doubling of the cohort, beside the table and the three sets.
+    The limits are what was computed, rounded up. A key per member, as before, is above them."""
+    for cohort in (10, 30, 100, 300, 1_000, 3_000, 10_000, 100_000, 1_000_000):
+        round = replace(ROUND, mode=mode, cohort=cohort, corrupt=0.05, dropout=0.1)
+        beside = round.bytes_up(cohort) - round.vector_bytes + round.bytes_down(cohort)
+        beside -= 3 * -(-cohort // 8)
+        assert beside <= most * math.log2(cohort)
+        assert cohort < 10_000 or beside + 32 * cohort > most * math.log2(cohort)
 
 
 def test_a_rehearsal_that_loses_too_many_says_so() -> None:
@@ -420,6 +442,8 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
     outside = signatures | {outsider: fleet.devices[outsider].acknowledge(survivors)}
     del outside[signers[0]]
     stranger = enough[: end - 100] + (40).to_bytes(4, "little") + forged + enough[end:]
+    changed = bytearray(enough)
+    changed[end - 1] ^= 1  # of the last signature; all others are good
     for wrong, says in (
         (b"", "must have signed"),
         (fewer, "must"),
@@ -428,6 +452,7 @@ def test_signatures_count_once_and_only_from_the_roster() -> None:
         (stranger, "must be in the committee"),
         (acknowledgements(outside), "must be in the committee"),
         (enough[: end - 1], "must have signed"),
+        (bytes(changed), f"must have signed these survivors; got {quorum - 1}"),
         (enough[:-1], "the proof must have"),
         (enough + bytes(32), "the proof must have"),
     ):
@@ -522,11 +547,29 @@ def test_a_roster_that_is_not_the_rings_is_refused() -> None:
     few = members_to_bytes(set(range(10)), 24) + good[3:]
     with pytest.raises(MismatchError, match="at least 18 devices"):
         device.share(few)
+    absent = members_to_bytes(set(range(24)) - {5}, 24) + good[3:]
+    with pytest.raises(MismatchError, match="does not list this device"):
+        device.share(absent)
     with pytest.raises(MismatchError, match="must begin with"):
         device.share(good[: 3 + 31])
     with pytest.raises(MismatchError, match="those of the ring"):
         device.share(good[: 3 + 32 + entry])
     device.share(good)
+
+
+def test_a_device_answers_one_roster_even_if_only_keys_of_a_neighbour_differ() -> None:
+    fleet = Fleet()
+    collector = fleet.until(Phase.SHARE)
+    device, good = fleet.devices[5], collector.roster_for(5)
+    first = device.share(good)
+    assert device.share(good) == first
+    neighbour, start = collector.neighbours[5][0], 3 + 32 + 32
+    other = joined(ROUND, neighbour, seed=9).enrol()  # well signed, by its identity
+    changed = good[:start] + other + good[start + 164 :]
+    with pytest.raises(MismatchError, match="has answered another roster"):
+        device.share(changed)
+    assert device.share(good) == first
+    joined(ROUND, 5).share(changed)  # it was the first roster for this one
 
 
 @pytest.mark.parametrize("mode", ["semi_honest", "semi_malicious"])
