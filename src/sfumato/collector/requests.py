@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
+from sfumato.planning import Plan, plan
 from sfumato.questions.question import Dictionary
 from sfumato.sketch.words import LONGEST_WORD
 from sfumato.spec import canonical
@@ -105,6 +106,11 @@ class Request:
             return Dictionary(pa.array(self.items, type=pa.string()))
         except UnicodeEncodeError:
             raise DataError("items must be Unicode without surrogates") from None
+
+    def plan(self) -> Plan:
+        """The plan of the study, which is not created."""
+        study, dictionary = self.parse_study(), self.dictionary()
+        return plan(study, items=None if dictionary is None else dictionary.items)
 
     def digest(self, study: Study, dictionary: str | None) -> str:
         """Equal for equal requests; a dictionary is represented by its own digest."""

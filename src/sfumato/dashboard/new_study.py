@@ -14,8 +14,9 @@ import pyarrow as pa
 from starlette.responses import RedirectResponse, Response
 
 from sfumato import files
-from sfumato.collector import requests, studies
+from sfumato.collector import studies
 from sfumato.collector.problems import Problem
+from sfumato.collector.requests import Request
 from sfumato.dashboard.fields import (
     GROUPS,
     TRUST_TEXTS,
@@ -28,7 +29,6 @@ from sfumato.dashboard.fields import (
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.visits import HOME, Visit, sign_in_required
 from sfumato.errors import DataError, SfumatoError, StudyError
-from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import canonical
 from sfumato.study import QUESTIONS, number
@@ -50,7 +50,7 @@ async def show_plan(visit: Visit) -> Response:
     is_script = "hx-request" in visit.request.headers
     try:
         request = await visit.service.show(request_of, visit.form)
-        planned = (await visit.service.planners.call(_plan, request)).to_dict()
+        planned = await visit.service.planners.call(_plan, request)
     except SfumatoError as error:
         problem = _form_problem(error)
         if is_script:
@@ -75,7 +75,7 @@ async def start(visit: Visit) -> Response:
                 visit,
                 visit.form,
                 request,
-                planned=planned.to_dict(),
+                planned=planned,
                 digest=digest,
                 is_changed=True,
             )
@@ -93,10 +93,8 @@ async def start(visit: Visit) -> Response:
     return RedirectResponse(f"{HOME}/{row.id}", status_code=303)
 
 
-def _plan(values: Mapping[str, Any]) -> Plan:
-    request = requests.Request.from_mapping(values)
-    study, dictionary = request.parse_study(), request.dictionary()
-    return plan(study, items=None if dictionary is None else dictionary.items)
+def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    return Request.from_mapping(values).plan().to_dict()
 
 
 def _form_problem(error: SfumatoError) -> Problem:

@@ -26,7 +26,6 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger, price
 from sfumato.collector.store.store import Store, StudyRow, TokenRow
 from sfumato.collector.tokens import Role
-from sfumato.planning import plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import to_json
 
@@ -363,8 +362,7 @@ def _plan(body: bytes) -> dict[str, Any]:
     request = requests.Request(
         name="", purpose="", study=plan_request.study, items=plan_request.items
     )
-    study, dictionary = request.parse_study(), request.dictionary()
-    return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
+    return request.plan().to_dict()
 
 
 async def _read_study(service: Service, study_id: str) -> Study:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Literal, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import precompute_costs
 from sfumato.collector.store.round_tables import StoreOutcome
-from sfumato.collector.store.store import FaultRow, Store
+from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.round_cache import RoundCache
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
@@ -147,7 +147,7 @@ class Service:
         if self.worker is not None and not self.worker.healthy:
             raise Problem("worker-failing", retry_after_seconds=5)
         if time.monotonic() >= self._ready_until:
-            self._failing = await self.call(self._count_faults)
+            self._failing = await self.call(self._count_failing, writing=True)
             self._ready_until = time.monotonic() + _READY_SECONDS
         return self._failing
 
@@ -160,20 +160,16 @@ class Service:
 
     async def count_failing(self) -> int:
         """The number of studies with a fault, whichever process has the worker."""
-        return len(await self.call(self._read_faults))
+        return await self.call(self._count_failing, writing=False)
 
     def _work_out_ledger(self) -> None:
         with suppress(SfumatoError):  # a request for the ledger gets the same error
             precompute_costs(self.store)
 
-    def _count_faults(self) -> int:
-        """The same in a transaction that could write, which fails unless the store can."""
-        with self.store.transaction() as tx:
+    def _count_failing(self, *, writing: bool) -> int:
+        """With `writing`, in a transaction that fails unless the store can be written."""
+        with self.store.transaction() if writing else self.store.reading() as tx:
             return len(tx.faults())
-
-    def _read_faults(self) -> Mapping[str, FaultRow]:
-        with self.store.reading() as tx:
-            return tx.faults()
 
     def __repr__(self) -> str:  # never the key
         return f"Service({self.store!r})"
