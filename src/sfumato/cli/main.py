@@ -26,6 +26,8 @@ from sfumato.cli import device as device_cli
 from sfumato.cli import fleet as fleet_cli
 from sfumato.cli import service as service_cli
 from sfumato.cli.printing import (
+    FILE,
+    json_option,
     print_bill,
     print_estimates,
     print_json,
@@ -47,7 +49,6 @@ if TYPE_CHECKING:  # so that commands start quickly
 
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
-_STUDY = click.Path(path_type=Path)
 EXTRAS = {  # the extra that brings a package
     "distributed": "cluster",
     "fastapi": "server",
@@ -133,10 +134,10 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command("plan")
-@click.argument("study", type=_STUDY)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.argument("study", type=FILE)
+@json_option
 @click.option("--compare", "as_table", is_flag=True, help="Print all algorithms side by side.")
-@click.option("--plot", type=_STUDY, help="Draw the trade-off (PNG, SVG, PDF).")
+@click.option("--plot", type=FILE, help="Draw the trade-off (PNG, SVG, PDF).")
 def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
@@ -164,7 +165,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 
 
 @main.command("simulate")
-@click.argument("study", type=_STUDY)
+@click.argument("study", type=FILE)
 @click.option(
     "--data",
     required=True,
@@ -179,10 +180,10 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
     "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
+@click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
 @_engine_options
-@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
+@click.option("--plot", type=FILE, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -275,8 +276,8 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
 
 
 @main.command("train")
-@click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="The clients' examples.")
+@click.argument("study", type=FILE)
+@click.option("--data", required=True, type=FILE, help="The clients' examples.")
 @click.option(
     "--kind",
     type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
@@ -285,16 +286,14 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
     help="Kind of data: an .npz file of inputs, targets and client, or a known data set.",
 )
 @click.option("--public-test", is_flag=True, help="The test examples come from no client.")
-@click.option(
-    "--checkpoint", type=_STUDY, help="Write this file after every round; needs --ledger."
-)
+@click.option("--checkpoint", type=FILE, help="Write this file after every round; needs --ledger.")
 @click.option("--resume", is_flag=True, help="Continue from the checkpoint, with the same ledger.")
-@click.option("--metrics", type=_STUDY, help="Append one line of JSON per round to this file.")
-@click.option("--tensorboard", type=_STUDY, help="Write the metrics to this TensorBoard folder.")
+@click.option("--metrics", type=FILE, help="Append one line of JSON per round to this file.")
+@click.option("--tensorboard", type=FILE, help="Write the metrics to this TensorBoard folder.")
 @click.option(
     "--model",
     "model_file",
-    type=_STUDY,
+    type=FILE,
     help="Write the parameters to this file, or to FILE.onnx the model.",
 )
 @click.option(
@@ -311,7 +310,7 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
     help="Rounds between two evaluations.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
+@click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def train_command(
     study: Path,
@@ -397,9 +396,7 @@ def train_command(
     help="Size of the experiment: a small one, or the paper's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
-@click.option(
-    "--out", type=_STUDY, help="Folder for the figure and the numbers. Default: out/NAME."
-)
+@click.option("--out", type=FILE, help="Folder for the figure and the numbers. Default: out/NAME.")
 def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
     """Reproduce a figure of a paper, and check which of its claims hold
 

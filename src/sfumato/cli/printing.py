@@ -6,9 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+
+FILE = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @contextmanager
@@ -64,6 +68,14 @@ def progress_bars(names: Sequence[str]) -> Iterator[Callable[[str, str, float], 
 
 def print_json(data: Any) -> None:
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+
+
+def print_result(data: Any, text: str, as_json: bool) -> None:
+    """Print a result for programs or for people."""
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(text)
 
 
 def print_release(release: Any) -> None:

@@ -28,12 +28,12 @@ from sfumato.collector.store.ledger import StoreLedger, needs_budget
 from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.device import offers
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SfumatoError, SpecError, StoreError
 from sfumato.kernels.compiling import has_cache
 from sfumato.privacy.accounting import epsilon_text
 
 OTHER_FILES = 256  # open files of the store's threads, and of connections just accepted
-_DAY_SECONDS = 86_400
 _RENEW_DAYS = 14  # before a certificate or the last token expires
 LOW_DISK_BYTES = 1 << 30
 _MUCH_SPENT = 0.9  # of the budget
@@ -196,7 +196,7 @@ def _clock(store: Store | None, now: float) -> Finding:
     text = f"it is {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     if store is not None:
         with store.reading() as tx:
-            latest = max((row.since for row in tx.studies()), default=0) * _DAY_SECONDS
+            latest = max((row.since for row in tx.studies()), default=0) * DAY_SECONDS
         if latest > now:
             raise StoreError(f"{text}, and the store has a study of {_day(latest)}", hint=_SET_IT)
     if _is_unsynchronised():
@@ -239,7 +239,7 @@ def _tokens(store: Store | None, now: float) -> Finding:
         hint = "sfumato token create --role admin --name NAME creates one"
         return Finding("tokens", "warning", "no administrator has a valid token", hint)
     text = f"an administrator has one until {_day(last)}"
-    if last < now + _RENEW_DAYS * _DAY_SECONDS:
+    if last < now + _RENEW_DAYS * DAY_SECONDS:
         return Finding("tokens", "warning", text, "sfumato token rotate ID replaces it")
     return Finding("tokens", "ok", text)
 

@@ -35,6 +35,7 @@ from sfumato.collector.store.database import database
 from sfumato.collector.store.digests import Row, digest_of
 from sfumato.collector.store.driver import Database, DatabaseConnection
 from sfumato.collector.store.round_tables import RoundTables
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
@@ -626,8 +627,6 @@ __all__ = [
     "UploadOutcome",
 ]
 
-_DAY_SECONDS = 86_400
-
 
 class _Worker(local):
     """The connection of the thread that holds the worker's lock; each thread has its own."""
@@ -713,7 +712,7 @@ class Store:
     @contextmanager
     def _transaction(self, *, writing: bool) -> Iterator[Transaction]:
         connection = self._begin(writing=writing)
-        tx = Transaction(connection, today=int(self._now() // _DAY_SECONDS))
+        tx = Transaction(connection, today=int(self._now() // DAY_SECONDS))
         try:
             yield tx
             if connection.has_failed:  # and the error was caught within the block
