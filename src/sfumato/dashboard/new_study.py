@@ -174,9 +174,10 @@ def request_of(form: Form) -> dict[str, Any]:
 
 def digest_of(request: Mapping[str, Any]) -> str:
     """A digest of what the plan depends on: all of the request but its name and purpose."""
-    values = {key: value for key, value in request.items() if key not in ("name", "purpose")}
-    study = {key: str(value) for key, value in values["study"].items()}  # JSON has no inf
-    return hashlib.sha256(canonical(values | {"study": study}).encode()).hexdigest()
+    study, items = request["study"], request["items"]
+    terms = {key: value for key, value in request.items() if key in _TERMS}
+    texts = {key: str(value) for key, value in (study | terms).items()}  # JSON has no inf, no date
+    return hashlib.sha256(canonical({"items": items, **texts}).encode()).hexdigest()
 
 
 def items_of(form: Form) -> list[str] | None:
@@ -230,7 +231,8 @@ def _value(field: Field, text: str) -> Any:
 def _toml(text: str) -> dict[str, Any]:
     try:
         keys = tomllib.loads(text, parse_float=number)
-    except tomllib.TOMLDecodeError as problem:
+    except (ValueError, RecursionError) as problem:  # of the syntax, and of numbers and nesting
         raise StudyError(f"the study is not TOML: {problem}") from None
     closes = keys.get("closes")
-    return keys | {"closes": (closes - _DAY_ZERO).days} if isinstance(closes, date) else keys
+    # A time is a date, too, and no day.
+    return keys | {"closes": (closes - _DAY_ZERO).days} if type(closes) is date else keys
