@@ -43,7 +43,11 @@ class AdminClient:
     ) -> None:
         """`ca` is a file of certificates to trust besides the system's; the token is sent over
         plain http to this machine only, unless `plain_http` says that the network is safe."""
-        parts = urlsplit(server)
+        try:
+            parts = urlsplit(server)
+            _ = parts.port  # raises if it is no port
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise SpecError(f"a server must be https://HOST[:PORT] or http://…; got {server}")
         if parts.scheme == "http" and parts.hostname not in _LOOPBACK and not plain_http:

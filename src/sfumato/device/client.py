@@ -202,7 +202,11 @@ class Http:
         allow_plain: bool = False,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # raises if it is no port
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SpecError(
                 "a collector's address must be like https://host or https://host:port; "
