@@ -371,7 +371,13 @@ def _pin(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
     path = home / "collector.json"
     pins: dict[str, str] = {}
     if path.exists():
-        pins = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            pins = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise SpecError(
+                f"{path} is damaged: it must have the address and the key of a collector",
+                hint="delete it, and give --server and --key again",
+            ) from None
     server, key = server or pins.get("server"), key or pins.get("key")
     if server is None or key is None:
         raise SpecError(
@@ -387,7 +393,10 @@ def _pin(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
         public_key(key)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"key": key, "server": server}) + "\n", encoding="utf-8")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "server": server}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(fresh, path)
     return server, key
 
