@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import wraps
@@ -462,12 +462,9 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
 def _open(settings: Settings) -> Iterator[Store]:
     from sfumato.collector.store.store import Store
 
-    store = Store.open(settings.store)
-    try:
+    with closing(Store.open(settings.store)) as store:
         store.migrate()
         yield store
-    finally:
-        store.close()
 
 
 def _token(row: TokenRow) -> dict[str, Any]:

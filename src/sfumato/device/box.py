@@ -55,7 +55,6 @@ class Box(Protocol):
 
     def read(self) -> str | None:
         """Return the state that was last written."""
-        ...
 
     def write(self, state: str) -> None: ...
 
@@ -65,11 +64,9 @@ class Box(Protocol):
 
     def drop_dictionaries(self, except_for: set[str]) -> None:
         """Drop all dictionaries except those with these digests."""
-        ...
 
     def round(self, study: str) -> tuple[str, bytes] | None:
         """Return the device's progress in a masked round of a study, and its last message."""
-        ...
 
     def keep_round(self, study: str, state: str, message: bytes) -> None: ...
 
@@ -77,19 +74,15 @@ class Box(Protocol):
 
     def model(self, study: str) -> tuple[str, bytes] | None:
         """Return the digest and the bytes of the latest parameters of a study's model."""
-        ...
 
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
         """Keep these parameters in place of earlier ones of the study."""
-        ...
 
     def drop_models(self, except_for: set[str]) -> None:
         """Drop the models of all studies except these and those with an unfinished round."""
-        ...
 
     def drop_rounds(self, except_for: set[str]) -> None:
         """Drop the rounds of all studies except these."""
-        ...
 
     def close(self) -> None: ...
 

@@ -278,10 +278,9 @@ class NetworkFleet:
         """The offer of a new task, if there is one; it may take a while to open."""
         until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
-            offers = _retry(lambda: self._devices[0].offers(date * DAY_SECONDS))
-            for offered in offers:
-                if offered.offer.study == study and offered.offer.task.id not in task_ids:
-                    return offered.offer
+            offer = self._current_offer(study, date * DAY_SECONDS)
+            if offer is not None and offer.task.id not in task_ids:
+                return offer
             time.sleep(0.1)
         return None
 
@@ -301,7 +300,7 @@ class NetworkFleet:
         order: list[str] = []  # tasks in the order of their offers
         while time.monotonic() < until:
             start = time.monotonic()
-            offer = self._current_offer(study, timeout)
+            offer = self._current_offer(study, time.time(), timeout)
             if (seconds := time.monotonic() - start) > OUTAGE_SECONDS:  # the collector was away
                 until += seconds
             is_over = offer is not None and offer.model is not None and offer.task.id in task_ids
@@ -350,11 +349,12 @@ class NetworkFleet:
                 until = time.monotonic() + (ROUND_SECONDS if is_last else timeout)
         return outcomes
 
-    def _current_offer(self, study: str, timeout: float) -> Offer | None:
+    def _current_offer(
+        self, study: str, now: float, timeout: float = TIMEOUT_SECONDS
+    ) -> Offer | None:
         """The current offer of a study, if it has one."""
-        device, now = self._devices[0], time.time()
-        offers = [offered.offer for offered in _retry(lambda: device.offers(now), timeout)]
-        return next((offer for offer in offers if offer.study == study), None)
+        offers = _retry(lambda: self._devices[0].offers(now), timeout)
+        return next((each.offer for each in offers if each.offer.study == study), None)
 
     def _is_last(
         self, task_counts: Counter[int], offer: Offer, dropouts: Collection[int] = frozenset()
@@ -373,9 +373,7 @@ class NetworkFleet:
         device, now = self._devices[number], time.time()
 
         def part() -> RoundClient | Outcome | SkipReason:
-            for offered in device.offers(now):
-                if offered.offer.study == study and offered.consent == "none":
-                    device.consent(study)
+            _consent(device, study, now)
             return device.part(study, self._holdings[number], now)
 
         return _retry(part, timeout)
@@ -425,9 +423,7 @@ class NetworkFleet:
         device, opening = self._devices[number], float(date * DAY_SECONDS)
         outcomes: Counter[str] = Counter()
         if events := self._events(number, offer.task.is_local, day, days):
-            for offered in _retry(lambda: device.offers(opening)):
-                if offered.offer.study == offer.study and offered.consent == "none":
-                    device.consent(offer.study)
+            _retry(lambda: _consent(device, offer.study, opening))
             for value in events:
                 moment = opening + float(self._moments[number])
                 outcomes[str(device.record(offer.study, value, moment))] += 1
@@ -446,17 +442,16 @@ class NetworkFleet:
 
     def _offer(self, study: str, date: int, timeout: float) -> Offer:
         """The offer of a study; between two of its tasks there may be none for a while."""
-        device, until = self._devices[0], time.monotonic() + timeout
-        while True:
-            for offered in _retry(lambda: device.offers(date * DAY_SECONDS)):
-                if offered.offer.study == study:
-                    return offered.offer
+        until = time.monotonic() + timeout
+        while (offer := self._current_offer(study, date * DAY_SECONDS)) is None:
             if time.monotonic() > until:
+                refused = "; ".join(self._devices[0].refused)
                 raise ServiceError(
                     f"the collector does not offer {study!r}",
-                    hint="; ".join(device.refused) or "use the study's name, not its id",
+                    hint=refused or "use the study's name, not its id",
                 )
             time.sleep(0.1)
+        return offer
 
     def _refused(self) -> int:
         """The number of uploads that were refused or not answered."""
@@ -495,6 +490,13 @@ def sessions_of_first_task(
     order += [name for name in dict.fromkeys([task_id, *ids]) if name not in order]
     first = min(ids, key=order.index, default="")
     return {k: each for k, each in sessions.items() if each.part.offer.task.id == first}
+
+
+def _consent(device: Device, study: str, now: float) -> None:
+    """Fetch the offers, and agree to the study, if the device has not before."""
+    for offered in device.offers(now):
+        if offered.offer.study == study and offered.consent == "none":
+            device.consent(study)
 
 
 def _retry(request: Callable[[], T], timeout: float = TIMEOUT_SECONDS) -> T:

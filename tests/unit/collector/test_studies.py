@@ -248,7 +248,7 @@ def test_deleting_drops_what_devices_sent_and_keeps_what_was_released_and_charge
         assert tx.release(row.id) is not None
         assert len(tx.entries()) == 1
         assert list(tx.sealed_records(task.id)) == []
-        assert tx.answers(row.id) == []
+        assert tx.answer_rows(row.id) == []
     with pytest.raises(Problem) as caught:
         studies.close(store, row.id)
     assert caught.value.code == "wrong-state"

@@ -366,17 +366,6 @@ class RoundTables(Statements):
             ],
         )
 
-    def message(self, round_id: str, phase: str, member: int) -> tuple[bytes, str] | None:
-        """(digest, outcome) of a member's message in a phase."""
-        row = self._first(
-            "SELECT digest, outcome FROM round_message WHERE round = ? AND phase = ?"
-            " AND member = ?",
-            self._round(round_id),
-            phase,
-            member,
-        )
-        return None if row is None else (bytes(row[0]), row[1])
-
     def messages(self, round_id: str, phase: str, members: Sequence[int]) -> dict[int, bytes]:
         """The messages of these members in a phase."""
         if not members:

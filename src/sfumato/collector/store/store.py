@@ -474,12 +474,8 @@ class Transaction(RoundTables):
             "answer", "task, count, data, digest", [(self._task(task_id), count, table, digest)]
         )
 
-    def answers(self, study_id: str) -> list[tuple[str, bytes, int]]:
-        """(task id, table, count) of each task of a study with an answer, in the tasks' order."""
-        return [(row.owner, row.check(), row.count) for row in self.answer_rows(study_id)]
-
     def answer_rows(self, study_id: str) -> list[Row]:
-        """The rows of a study's answers, without a check of their digests."""
+        """The rows of a study's answers, in the tasks' order, without a check of their digests."""
         rows = self._run(
             "SELECT task.id, answer.data, answer.count, answer.digest"
             " FROM answer JOIN task USING (task) WHERE task.study_id = ? ORDER BY task.number",
@@ -613,19 +609,6 @@ def _marks(values: Collection[object]) -> str:
 def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _MOST_LISTED):
         yield values[start : start + _MOST_LISTED]
-
-
-__all__ = [
-    "FaultRow",
-    "Store",
-    "StudyRow",
-    "StudyState",
-    "TaskRow",
-    "TaskState",
-    "TokenRow",
-    "Transaction",
-    "UploadOutcome",
-]
 
 
 class _Worker(local):

@@ -376,9 +376,9 @@ def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None
     assert entry.task == task.id
     assert entry.campaign == from_json(task.spec).campaign
     with stage.store.reading() as tx:
-        ((task_id, table, count),) = tx.answers(study.id)
-    assert (task_id, count) == (task.id, 30)
-    assert (from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
+        (answer,) = tx.answer_rows(study.id)
+    assert (answer.owner, answer.count) == (task.id, 30)
+    assert (from_bytes(answer.check()) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
 
 
 def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:

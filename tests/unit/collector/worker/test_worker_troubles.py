@@ -54,7 +54,7 @@ def test_a_refused_charge_opens_nothing(stage: Stage) -> None:
     assert "is refused" in stage.state(rows[1])["problem"]
     assert len(entries_of(stage.store)) == 1
     with stage.store.reading() as tx:
-        assert tx.answers(rows[1].id) == []
+        assert tx.answer_rows(rows[1].id) == []
         assert tx.release(rows[1].id) is None
 
 
