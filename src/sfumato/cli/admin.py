@@ -386,8 +386,8 @@ def _connect(server: str, ca: Path | None, plain_http: bool) -> AdminClient:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    if not yes and not click.confirm(question, err=True):
-        raise click.Abort
+    if not yes:
+        click.confirm(question, abort=True, err=True)
 
 
 def _cost(study: dict[str, Any]) -> str:

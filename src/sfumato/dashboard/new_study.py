@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -85,7 +86,7 @@ async def start(visit: Visit) -> Response:
             request,
             key=visit.service.key,
             rng=SystemRng(),
-            now=visit.service.now,
+            now=time.time,
         )
     except SfumatoError as error:
         return _page(visit, visit.form, request, problem=_form_problem(error))

@@ -556,28 +556,18 @@ def draw_dropout_phase(rates: Mapping[str, float], chance: np.random.Generator) 
 
 def drive_sessions(
     groups: Sequence[tuple[Send, Sequence[RoundSession]]],
-    *,
-    timeout_seconds: float = ROUND_TIMEOUT_SECONDS,
-    idle_seconds: float = IDLE_SECONDS,
     progress: Callable[[float], None] | None = None,
 ) -> Counter[str]:
     """Drive sessions to their end, in one thread per connection, and count their outcomes.
 
     `progress` gets how far those of the first connection are, between 0 and 1.
 
-    They give up if the collector does not answer for `timeout_seconds`, or has no news for any
-    device of a connection for `idle_seconds`, since a cohort may never be complete.
+    They give up if the collector does not answer for `ROUND_TIMEOUT_SECONDS`, or has no news for
+    any device of a connection for `IDLE_SECONDS`, since a cohort may never be complete.
     """
-
     reports = chain([progress or _silent], repeat(_silent))
-
-    def drive(
-        group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
-    ) -> Counter[str]:
-        return _drive(*group, timeout_seconds, idle_seconds, report)
-
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        return sum(threads.map(drive, groups, reports), Counter[str]())
+        return sum(threads.map(_drive, groups, reports), Counter[str]())
 
 
 def _report_day(report: Callable[[str, float], None], day: int, days: int, share: float) -> None:
@@ -590,15 +580,11 @@ def _silent(share: float) -> None:
 
 
 def _drive(
-    send: Send,
-    sessions: Sequence[RoundSession],
-    timeout_seconds: float,
-    idle_seconds: float,
-    report: Callable[[float], None],
+    group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
 ) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
+    (send, sessions), outcomes = group, Counter[str]()
     active, is_idle = list(sessions), False
-    until, last_progress = time.monotonic() + timeout_seconds, time.monotonic()
+    until, last_progress = time.monotonic() + ROUND_TIMEOUT_SECONDS, time.monotonic()
     while active:
         report(sum(session.progress for session in sessions) / len(sessions))
         has_progress = has_answer = False
@@ -611,7 +597,7 @@ def _drive(
                 has_progress = True  # unknown: ask again at once
                 break  # the next session would not reach the collector either
         if has_answer:
-            until = time.monotonic() + timeout_seconds
+            until = time.monotonic() + ROUND_TIMEOUT_SECONDS
         elif time.monotonic() > until:
             outcomes[RoundOutcome.UNREACHABLE] += len(active)
             return outcomes
@@ -620,7 +606,7 @@ def _drive(
         is_idle = not has_progress
         if has_progress:
             last_progress = time.monotonic()
-        elif time.monotonic() - last_progress > idle_seconds:
+        elif time.monotonic() - last_progress > IDLE_SECONDS:
             outcomes[RoundOutcome.WAITING] += len(active)
             return outcomes
         for session in active:

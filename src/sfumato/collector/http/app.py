@@ -98,7 +98,7 @@ async def show_metrics(service: Served, credentials: Credentials) -> Response:
     if not service.settings.open_metrics:
         needs_all_studies(await needs("analyst")(service, credentials))
     with suppress(StoreError):  # other numbers are needed most while the store is away
-        service.metrics.failing_studies.set(await service.count_failing())
+        service.metrics.failing_studies.set(await service.call(service.count_failing))
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 

@@ -59,14 +59,12 @@ class Service:
         changes: ChangeNotifier | None = None,
         tables: TableQueue | None = None,
         messages: PhaseMessages | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.settings = settings
         self.key = key  # signs offers
         self.metrics = metrics or Metrics()
         self.worker = worker
-        self.now = now
         self.commits = CommitQueue(store, settings, self.metrics)
         self.planners = Planners()
         self.admissions = asyncio.Semaphore(ADMISSIONS)
@@ -74,7 +72,7 @@ class Service:
         self.requests = Bodies(2 * settings.study_bytes)  # with a token or a session
         self.sign_ins = Bodies(2 * settings.connections * SIGN_IN_BYTES)  # never full
         self.contents = Contents(settings.study_bytes)
-        self.tasks = TaskCache(store, settings, self.call, clock=now)
+        self.tasks = TaskCache(store, settings, self.call)
         self.rounds = RoundCache(store, self.call, messages)
         self.changes = changes or ChangeNotifier(store)
         self.table_turnstile = Turnstile(_TABLE_BYTES)
@@ -147,7 +145,7 @@ class Service:
         if self.worker is not None and not self.worker.healthy:
             raise Problem("worker-failing", retry_after_seconds=5)
         if time.monotonic() >= self._ready_until:
-            self._failing = await self.call(self._count_failing, writing=True)
+            self._failing = await self.call(self.count_failing, writing=True)
             self._ready_until = time.monotonic() + _READY_SECONDS
         return self._failing
 
@@ -158,16 +156,13 @@ class Service:
             return "none"
         return "active" if self.worker.is_active else "standby"
 
-    async def count_failing(self) -> int:
-        """The number of studies with a fault, whichever process has the worker."""
-        return await self.call(self._count_failing, writing=False)
-
     def _work_out_ledger(self) -> None:
         with suppress(SfumatoError):  # a request for the ledger gets the same error
             precompute_costs(self.store)
 
-    def _count_failing(self, *, writing: bool) -> int:
-        """With `writing`, in a transaction that fails unless the store can be written."""
+    def count_failing(self, *, writing: bool = False) -> int:
+        """The number of studies with a fault, whichever process has the worker; with `writing`, in
+        a transaction that fails unless the store can be written. It blocks."""
         with self.store.transaction() if writing else self.store.reading() as tx:
             return len(tx.faults())
 

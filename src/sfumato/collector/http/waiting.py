@@ -25,9 +25,8 @@ class ChangeNotifier:
     """A number that rises when a round may have changed. All methods but `notify` and `stop` belong
     to one loop."""
 
-    def __init__(self, store: Store, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._poll_seconds = poll_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[bytes, tuple[int, asyncio.Future[Wakening]]] = {}  # by device
         self._arrivals = count()
@@ -80,7 +79,7 @@ class ChangeNotifier:
         last = await self._read_state()
         self._wake()  # there may have been changes before
         while not self._stopping:
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(POLL_SECONDS)
             if not self._waiting:  # a woken request waits again by now, if at all
                 return
             state = await self._read_state()
