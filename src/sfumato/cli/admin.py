@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli import passcodes
-from sfumato.cli.printing import FILE, json_option, print_json, print_release, print_result
+from sfumato.cli.printing import (
+    FILE,
+    NEW_FILE,
+    json_option,
+    print_json,
+    print_release,
+    print_result,
+)
 from sfumato.errors import SpecError
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.study import TRUSTS
@@ -290,7 +297,7 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
 @release_group.command("export")
 @click.argument("study", metavar="ID")
 @click.option(
-    "--to", "file", type=FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
+    "--to", "file", type=NEW_FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
 )
 @_client
 @json_option

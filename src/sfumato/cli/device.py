@@ -299,7 +299,10 @@ def run_command(
 
 def _condition(command: str) -> Callable[[], bool]:
     """Whether a command succeeds, each time it is asked; it gets no input, and prints nothing."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as problem:
+        raise SpecError(f"--when must be a command; its quoting is wrong: {problem}") from None
     if not words:
         raise SpecError("--when must be a command; got an empty one")
 

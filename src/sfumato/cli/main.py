@@ -27,6 +27,7 @@ from sfumato.cli import fleet as fleet_cli
 from sfumato.cli import service as service_cli
 from sfumato.cli.printing import (
     FILE,
+    NEW_FILE,
     json_option,
     print_bill,
     print_estimates,
@@ -137,7 +138,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("study", type=FILE)
 @json_option
 @click.option("--compare", "as_table", is_flag=True, help="Print all algorithms side by side.")
-@click.option("--plot", type=FILE, help="Draw the trade-off (PNG, SVG, PDF).")
+@click.option("--plot", type=NEW_FILE, help="Draw the trade-off (PNG, SVG, PDF).")
 def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
@@ -183,7 +184,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
 @_engine_options
-@click.option("--plot", type=FILE, help="Write a picture of the answer (PNG, SVG, PDF).")
+@click.option("--plot", type=NEW_FILE, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -286,14 +287,16 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
     help="Kind of data: an .npz file of inputs, targets and client, or a known data set.",
 )
 @click.option("--public-test", is_flag=True, help="The test examples come from no client.")
-@click.option("--checkpoint", type=FILE, help="Write this file after every round; needs --ledger.")
+@click.option(
+    "--checkpoint", type=NEW_FILE, help="Write this file after every round; needs --ledger."
+)
 @click.option("--resume", is_flag=True, help="Continue from the checkpoint, with the same ledger.")
-@click.option("--metrics", type=FILE, help="Append one line of JSON per round to this file.")
+@click.option("--metrics", type=NEW_FILE, help="Append one line of JSON per round to this file.")
 @click.option("--tensorboard", type=FILE, help="Write the metrics to this TensorBoard folder.")
 @click.option(
     "--model",
     "model_file",
-    type=FILE,
+    type=NEW_FILE,
     help="Write the parameters to this file, or to FILE.onnx the model.",
 )
 @click.option(
@@ -420,10 +423,13 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
         return
     if name not in experiments:
         raise SpecError(f"there is no figure {name!r}", hint="sfumato reproduce list prints all")
+    folder = out or Path("out") / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SpecError(f"the folder {folder} cannot be made: {problem.strerror}") from problem
     with progress_bar() as progress:
         outcome = experiments[name].run(scale, progress)
-    folder = out or Path("out") / name
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [dict(line) for line in outcome.numbers]
     claims = [
         {"claim": claim.text, "holds": claim.holds, "detail": claim.detail}

@@ -11,7 +11,19 @@ from typing import Any
 
 import click
 
+
+class _NewFile(click.Path):
+    """A file to write. Its folder must exist, which is checked before there is a result to lose."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder = Path(value).parent
+        if not folder.is_dir():
+            self.fail(f"there is no folder {folder}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 FILE = click.Path(path_type=Path)
+NEW_FILE = _NewFile(path_type=Path, dir_okay=False, writable=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 

@@ -315,7 +315,11 @@ def test_a_command_tells_when_to_send(
 
 def test_a_condition_that_cannot_run_is_an_error(server: StandIn, tmp_path: Path) -> None:
     options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
-    for command, message in (("", "must be a command"), ("/nowhere/at-all", "cannot run")):
+    for command, message in (
+        ("", "must be a command"),
+        ("a'b", "its quoting is wrong"),
+        ("/nowhere/at-all", "cannot run"),
+    ):
         done = CliRunner().invoke(main, ["device", "run", "--once", "--when", command, *options])
         assert done.exit_code == 2
         assert message in done.output
