@@ -149,8 +149,8 @@ def without_secrets(store: str) -> str:
     'postgresql://collector@db.example/sfumato'
     """
     parts = urlsplit(store)
-    if not parts.netloc:
-        return store
+    if not parts.netloc:  # a path, or a mistyped URL
+        return f"{parts.scheme}:…" if parts.scheme and "@" in store else store
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit((parts.scheme, user.partition(":")[0] + at + host, parts.path, "", ""))
 
