@@ -28,6 +28,7 @@ from sfumato.collector.store.ledger import StoreLedger, needs_budget
 from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.device import offers
+from sfumato.device.client import is_loopback
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SfumatoError, SpecError, StoreError
 from sfumato.kernels.compiling import has_cache
@@ -119,7 +120,7 @@ def _version(place: Database) -> int:
 
 def _certificate(settings: Settings, now: float) -> _Result:
     if settings.tls_cert is None:
-        if settings.address[0] in ("127.0.0.1", "::1", "localhost"):
+        if is_loopback(settings.address[0]):
             return "none: TLS is left to a proxy on this machine"
         hint = "set tls_cert and tls_key, or let only a proxy with TLS reach this address"
         return f"there is no TLS on {settings.listen}", hint

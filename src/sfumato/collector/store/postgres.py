@@ -134,9 +134,8 @@ class Postgres:
             yield connection if is_ours else None
 
     def _raw_connection(self) -> psycopg.Connection[Row]:
-        parts = conninfo.conninfo_to_dict(self.url)
-        seconds = int(parts.get("connect_timeout") or _CONNECT_SECONDS)
-        parts = {"client_encoding": "utf8", **_ALIVE, **parts, "connect_timeout": seconds}
+        given = conninfo.conninfo_to_dict(self.url)
+        parts = {"client_encoding": "utf8", "connect_timeout": _CONNECT_SECONDS, **_ALIVE, **given}
         raw = psycopg.connect(conninfo.make_conninfo("", **parts), autocommit=True)
         try:
             row = raw.execute(_IS_DURABLE, (f"{round(1000 * self._wait_seconds)}ms",)).fetchone()

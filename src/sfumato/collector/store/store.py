@@ -306,8 +306,7 @@ class Transaction(RoundTables):
         )
         if row is None:
             return 0, ["closed"] * len(counts)
-        task, capacity_left = row
-        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
+        (task, capacity_left), pending = row, self.pending_count(task_id)
         outcomes: list[UploadOutcome] = []
         for count in counts:
             if count <= capacity_left:
@@ -462,10 +461,14 @@ class Transaction(RoundTables):
         task = self._task(task_id)
         return dict(self._run("SELECT name, count FROM counter WHERE task = ? ORDER BY name", task))
 
+    def pending_count(self, task_id: str) -> int:
+        """The number of reports that are not sealed."""
+        return self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
+
     def received_count(self, task_id: str) -> int:
         """The number of acknowledged reports: pending, sealed and duplicate ones."""
-        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
-        return pending + self.sealed_count(task_id) + self.counts(task_id).get("repeated", 0)
+        repeated = self.counts(task_id).get("repeated", 0)
+        return self.pending_count(task_id) + self.sealed_count(task_id) + repeated
 
     def add_answer(self, task_id: str, table: bytes, count: int) -> None:
         """A task has one answer; a second is refused."""

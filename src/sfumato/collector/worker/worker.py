@@ -228,8 +228,7 @@ class Worker:
                 conclude=self._conclude,
             )
         with self._store.reading() as tx:
-            sealed = tx.sealed_count(task.id)
-            waiting = tx.received_count(task.id) - tx.counts(task.id).get("repeated", 0) - sealed
+            sealed, waiting = tx.sealed_count(task.id), tx.pending_count(task.id)
         enough = self._enough(row, task)
         is_full = enough is not None and sealed >= enough
         if task.state == "open" and (is_full or self._is_over(row)):
