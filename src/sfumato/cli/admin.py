@@ -291,7 +291,7 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        print_release(read_release(data))
+        print_release(read_release(data), as_json=False)
 
 
 @release_group.command("export")

@@ -33,7 +33,6 @@ from sfumato.cli.printing import (
     print_estimates,
     print_json,
     print_release,
-    print_release_json,
     progress_bar,
     progress_bars,
 )
@@ -245,10 +244,7 @@ def simulate_command(
     if plot is not None:
         release.plot(path=plot)
         click.echo(f"wrote {plot}", err=True)
-    if as_json:
-        print_release_json(release)
-    else:
-        print_release(release)
+    print_release(release, as_json)
 
 
 @main.command("fold")
@@ -270,10 +266,7 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
 
     with progress_bar() as progress:
         release = lake.fold(address, engine=engine, progress=progress)
-    if as_json:
-        print_release_json(release)
-    else:
-        print_release(release)
+    print_release(release, as_json)
 
 
 @main.command("train")

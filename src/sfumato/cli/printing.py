@@ -90,18 +90,20 @@ def print_result(data: Any, text: str, as_json: bool) -> None:
         click.echo(text)
 
 
-def print_release(release: Any) -> None:
-    """Print a release for people: a table of its largest counts, or its repr; then its bill."""
+def print_release(release: Any, as_json: bool) -> None:
+    """Print a release: for people a table of its largest counts, or its repr; then its bill."""
     from sfumato.flow.release import CountRelease
 
-    if isinstance(release, CountRelease):
+    if as_json:
+        _print_release_json(release)
+    elif isinstance(release, CountRelease):
         print_estimates(release, truth=None)
     else:
         click.echo(repr(release))
         print_bill(release)
 
 
-def print_release_json(release: Any) -> None:
+def _print_release_json(release: Any) -> None:
     """Print a release as one JSON object, in pieces, since it may have millions of items."""
     from sfumato.flow.release import EstimateRelease
 

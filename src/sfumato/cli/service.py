@@ -468,14 +468,7 @@ def _open(settings: Settings) -> Iterator[Store]:
 
 
 def _token(row: TokenRow) -> dict[str, Any]:
-    studies = None if row.studies is None else row.studies.split(",")
-    return {
-        "id": row.id,
-        "name": row.name,
-        "role": row.role,
-        "expires": row.expires,
-        "studies": studies,
-    }
+    return asdict(row) | {"studies": None if row.studies is None else row.studies.split(",")}
 
 
 def _print_token(row: TokenRow, token: str, as_json: bool) -> None:

@@ -322,12 +322,6 @@ def end(
     return True
 
 
-def may_skip(row: StudyRow) -> bool:
-    """Whether the study continues without the answer of a task whose rounds were aborted too often,
-    as training does."""
-    return _design_of(row).may_skip
-
-
 def state(store: Store, study_id: str) -> dict[str, Any]:
     """Everything about a study except its release, as plain data."""
     with store.reading() as tx:
@@ -380,7 +374,7 @@ def get_study(tx: Transaction, study_id: str) -> StudyRow:
 
 def charge_of(row: StudyRow, task: AnyTask) -> Charge:
     """The charge to the ledger for a release of the task."""
-    return _design_of(row).charge_of(task)
+    return design_of(row).charge_of(task)
 
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
@@ -393,7 +387,8 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     return read_plan(record, study=row.study, design=row.design, dictionary=dictionary)
 
 
-def _design_of(row: StudyRow) -> Question:
+def design_of(row: StudyRow) -> Question:
+    """What a study was sized to, without its dictionary."""
     planner_of(from_json(row.study))  # its import registers the kinds of its specs
     design: Question = from_json(row.design)
     return design

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -62,13 +62,8 @@ class SendSummary:
     wrong_passcode: int = 0  # out of those pending: refused just now, for their study's passcode
 
     def __add__(self, other: SendSummary) -> SendSummary:
-        return SendSummary(
-            self.delivered + other.delivered,
-            self.rejected + other.rejected,
-            self.forgotten + other.forgotten,
-            self.pending + other.pending,
-            self.wrong_passcode + other.wrong_passcode,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return SendSummary(*(mine + theirs for mine, theirs in pairs))
 
     def to_dict(self) -> dict[str, int]:
         return {

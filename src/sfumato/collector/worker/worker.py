@@ -224,7 +224,7 @@ class Worker:
                 row,
                 task,
                 is_over=task.state == "closing" or self._is_over(row),
-                may_skip=studies.may_skip(row),
+                may_skip=studies.design_of(row).may_skip,
                 conclude=self._conclude,
             )
         with self._store.reading() as tx:
