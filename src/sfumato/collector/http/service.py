@@ -30,7 +30,7 @@ from sfumato.collector.worker.round_cache import RoundCache
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import trim_memory
-from sfumato.errors import ImpossibleError, SfumatoError
+from sfumato.errors import ImpossibleError
 
 _THREADS = 8  # for calls of the store, each with a connection
 _PAGE_THREADS = 3  # the same, for pages
@@ -83,7 +83,9 @@ class Service:
 
     def start(self) -> None:
         self.commits.start()
-        threading.Thread(target=self._work_out_ledger, name="ledger", daemon=True).start()
+        costs = threading.Thread(target=precompute_costs, args=[self.store], name="ledger")
+        costs.daemon = True  # composing may take long
+        costs.start()
 
     async def drain(self) -> None:
         """Store everything in the queue, and end the threads. The store stays open."""
@@ -155,10 +157,6 @@ class Service:
         if self.worker is None:
             return "none"
         return "active" if self.worker.is_active else "standby"
-
-    def _work_out_ledger(self) -> None:
-        with suppress(SfumatoError):  # a request for the ledger gets the same error
-            precompute_costs(self.store)
 
     def count_failing(self, *, writing: bool = False) -> int:
         """The number of studies with a fault, whichever process has the worker; with `writing`, in

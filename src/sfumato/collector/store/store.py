@@ -708,11 +708,13 @@ class Store:
                 )
             connection.commit()
         except BaseException:
-            self._undo(connection)
+            if not connection.has_failed:
+                with suppress(StoreError):  # it sets has_failed
+                    connection.rollback()
             raise
         finally:
             tx.end()
-        self._give_back(connection)
+            self._give_back(connection)
 
     def _begin(self, *, writing: bool) -> DatabaseConnection:
         """Begin a transaction on the worker's connection, an idle one or a new one."""
@@ -762,21 +764,13 @@ class Store:
             raise
         return connection
 
-    def _undo(self, connection: DatabaseConnection) -> None:
-        """Roll back; do not use a connection again on which something failed."""
-        if not connection.has_failed:
-            with suppress(StoreError):  # it sets has_failed
-                connection.rollback()
-        if connection.has_failed:
-            connection.close()  # also rolls back
-        else:
-            self._give_back(connection)
-
     def _give_back(self, connection: DatabaseConnection) -> None:
-        if connection is self._worker.connection:
-            return
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
+        """Keep a connection for the next transaction, unless something failed on it."""
+        if not connection.has_failed:
+            if connection is self._worker.connection:
                 return
-        connection.close()
+            with self._lock:
+                if not self._is_closed:
+                    self._idle.append(connection)
+                    return
+        connection.close()  # also rolls back
