@@ -147,7 +147,7 @@ class RoundCache:
                 self._waiting.clear()
             self._waiting[task_id] = now, waiting  # so that other requests do not count
             waiting = await self._call(self._count, task_id)
-            self._waiting[task_id] = now, waiting
+            self._waiting[task_id] = time.monotonic(), waiting
         if waiting >= most:
             raise Problem("busy", "enough devices already wait", retry_after_seconds=60)
 
