@@ -178,7 +178,7 @@ def digest_of(request: Mapping[str, Any]) -> str:
     study, items = request["study"], request["items"]
     terms = {key: value for key, value in request.items() if key in _TERMS}
     texts = {key: str(value) for key, value in (study | terms).items()}  # JSON has no inf, no date
-    return hashlib.sha256(canonical({"items": items, **texts}).encode()).hexdigest()
+    return hashlib.sha256(canonical({"items": items, "texts": texts}).encode()).hexdigest()
 
 
 def items_of(form: Form) -> list[str] | None:
