@@ -134,8 +134,8 @@ class Postgres:
             yield connection if is_ours else None
 
     def _raw_connection(self) -> psycopg.Connection[Row]:
-        given = conninfo.conninfo_to_dict(self.url)
-        parts = {"client_encoding": "utf8", "connect_timeout": _CONNECT_SECONDS, **_ALIVE, **given}
+        own: dict[str, Any] = {"client_encoding": "utf8", "connect_timeout": _CONNECT_SECONDS}
+        parts = {**own, **_ALIVE, **conninfo.conninfo_to_dict(self.url)}
         raw = psycopg.connect(conninfo.make_conninfo("", **parts), autocommit=True)
         try:
             row = raw.execute(_IS_DURABLE, (f"{round(1000 * self._wait_seconds)}ms",)).fetchone()
