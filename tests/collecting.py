@@ -9,6 +9,7 @@ from typing import Any
 
 from checks import SEED
 from sfumato.collector import studies
+from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, TaskRow
 from sfumato.collector.worker.worker import Worker
 from sfumato.device.outbox import DAY_SECONDS
@@ -18,7 +19,7 @@ from sfumato.flow.release import CountRelease
 from sfumato.flow.report import to_frames
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import WordTask
-from sfumato.privacy import Rng, SeededRng, SystemRng
+from sfumato.privacy import Entry, Rng, SeededRng, SystemRng
 from sfumato.spec import from_json
 
 KEY = bytes(range(32))
@@ -147,3 +148,9 @@ class Stage:
     def sealed(self, task: TaskRow) -> list[bytes]:
         with self.store.reading() as tx:
             return list(tx.sealed_records(task.id))
+
+
+def entries_of(store: Store) -> list[Entry]:
+    """The charges in the ledger of a store."""
+    with store.reading() as tx:
+        return StoreLedger(tx).entries()

@@ -138,7 +138,7 @@ def release_in_spite_of_errors(url: str | Path, chance: random.Random, *, kills:
         with store.reading() as tx:
             for row in tx.studies():
                 values: dict[str, Any] = {
-                    task_id: (table, count) for task_id, table, count in tx.answers(row.id)
+                    each.owner: (each.check(), each.count) for each in tx.answer_rows(row.id)
                 }
                 if (text := tx.release(row.id)) is not None:
                     values[row.id] = text
@@ -155,7 +155,7 @@ def check_once(store: Store) -> None:
     """Every study is released, every sum is charged exactly once, and every report counts once."""
     with store.reading() as tx:
         rows, charged = tx.studies(), [entry[2] for entry in tx.entries()]
-        sums = [task_id for row in rows for task_id, _, _ in tx.answers(row.id)]
+        sums = [each.owner for row in rows for each in tx.answer_rows(row.id)]
         releases = {row.name: tx.release(row.id) for row in rows}
     for row in rows:
         assert row.state == "released", (row.name, row.state, studies.state(store, row.id)["fault"])

@@ -389,8 +389,8 @@ class _RoundRun:
             "unmask", stayed, lambda k, request: self.devices[k].unmask(request), None, bodies
         )
         with self.store.reading() as tx:
-            ((_, _, count),) = tx.answers(self.study)
-        assert count == len(stayed), "the sum is not of the survivors"
+            (answer,) = tx.answer_rows(self.study)
+        assert answer.count == len(stayed), "the sum is not of the survivors"
         self._wait_for_release()  # not part of a round, nor of the next one
         parameters = self.round.parameters(self.case.devices)
         self.measured.sizes |= {

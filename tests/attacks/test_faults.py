@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from checks import SEED
-from collecting import Stage, work
+from collecting import Stage, entries_of, work
 from databases import dialect_of, execute
 from failing import MOST_STEPS, FailingStore, Kill, Trouble, release_in_spite_of_errors
 from marks import quick
@@ -199,7 +199,7 @@ def test_a_task_with_another_scale_of_noise_is_not_released(stage: Stage) -> Non
     execute(str(stage.path), "UPDATE task SET spec = REPLACE(spec, '\"scale\":1', '\"scale\":0')")
     work(stage.worker)
     assert "is damaged" in stage.state(study)["fault"]["problem"]
-    assert studies.ledger(stage.store)["entries"] == []
+    assert entries_of(stage.store) == []
     assert any("'bad'" in problem for problem in check(str(stage.path)).problems)
 
 

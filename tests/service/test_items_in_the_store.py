@@ -61,7 +61,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         studies.close(store, row.id)
         wait_for(lambda: studies.state(store, row.id)["state"] == "released", "the release")
         with store.reading() as tx:
-            text = tx.release(row.id)
+            text, charges = tx.release(row.id), tx.entries()
             envelopes = "".join(task.envelope for task in tx.tasks(row.id))
         assert text is not None
         release = read_release(json.loads(text))
@@ -69,14 +69,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         answers = {
             "release": text,
             "state": json.dumps(studies.state(store, row.id)),
-            "ledger": json.dumps(studies.ledger(store)),
+            "ledger": json.dumps(charges),
             "offers": envelopes,
             "plan": row.plan,
         }
         path = str(folder / "collector.db")
         tables = rows(path)
         design = from_json(row.design)
-        charges = len(studies.ledger(store)["entries"])
         file_before = files(folder, "collector.db")
         studies.delete(store, row.id)
     return Ended(
@@ -84,7 +83,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
         {name: part.encode() for name, part in answers.items()},
         tables,
         design,
-        charges,
+        len(charges),
         file_before,
         files(folder, "collector.db"),
     )

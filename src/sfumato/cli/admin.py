@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli import passcodes
-from sfumato.cli.printing import print_json, print_release
+from sfumato.cli.printing import (
+    FILE,
+    NEW_FILE,
+    json_option,
+    print_json,
+    print_release,
+    print_result,
+)
 from sfumato.errors import SpecError
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.study import TRUSTS
@@ -21,9 +28,7 @@ if TYPE_CHECKING:  # slow to import
     from sfumato.collector.client import AdminClient
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
 _DAY_ZERO = date(1970, 1, 1)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
@@ -37,7 +42,7 @@ def _client(command: _Command) -> _Command:
         show_default=True,
         help="Address of the collector.",
     )
-    @click.option("--ca", type=_FILE, help="Root certificates to trust in addition.")
+    @click.option("--ca", type=FILE, help="Root certificates to trust in addition.")
     @click.option("--plain-http", is_flag=True, help="Allow sending the token without TLS.")
     @wraps(command)
     def with_client(server: str, ca: Path | None, plain_http: bool, **options: Any) -> Any:
@@ -59,7 +64,7 @@ def study_group() -> None:
 
 
 @study_group.command("create")
-@click.argument("study", type=_FILE)
+@click.argument("study", type=FILE)
 @click.option("--name", required=True, help="Name shown to users, who consent to it.")
 @click.option("--purpose", required=True, help="One sentence, shown to users.")
 @click.option(
@@ -88,11 +93,11 @@ def study_group() -> None:
 )
 @click.option(
     "--passcode",
-    type=_FILE,
+    type=FILE,
     help="File with a passcode that devices need; created if it is missing.",
 )
 @_client
-@_json
+@json_option
 def study_create(
     client: AdminClient,
     study: Path,
@@ -141,7 +146,7 @@ def study_create(
 
 @study_group.command("list")
 @_client
-@_json
+@json_option
 def study_list(client: AdminClient, as_json: bool) -> None:
     """List the studies and their states
 
@@ -161,7 +166,7 @@ def study_list(client: AdminClient, as_json: bool) -> None:
 @study_group.command("show")
 @click.argument("study", metavar="ID")
 @_client
-@_json
+@json_option
 def study_show(client: AdminClient, study: str, as_json: bool) -> None:
     """Show a study: its state, its reports, its plan
 
@@ -176,9 +181,9 @@ def study_show(client: AdminClient, study: str, as_json: bool) -> None:
 
 @study_group.command("passcode")
 @click.argument("study", metavar="ID")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @_client
-@_json
+@json_option
 def study_passcode(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Replace the passcode of a study, for example if strangers know it
 
@@ -198,7 +203,7 @@ def study_passcode(client: AdminClient, study: str, file: Path, as_json: bool) -
 @click.argument("study", metavar="ID")
 @_yes
 @_client
-@_json
+@json_option
 def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
     """Stop collecting reports, and release the result
 
@@ -216,7 +221,7 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
 @click.argument("study", metavar="ID")
 @_yes
 @_client
-@_json
+@json_option
 def study_retry(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
     """Try a study again at once after an error
 
@@ -241,7 +246,7 @@ def study_retry(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
 @click.argument("study", metavar="ID")
 @_yes
 @_client
-@_json
+@json_option
 def study_delete(client: AdminClient, study: str, yes: bool, as_json: bool) -> None:
     """Delete all reports of a study
 
@@ -270,7 +275,7 @@ def release_group() -> None:
 @release_group.command("show")
 @click.argument("study", metavar="ID")
 @_client
-@_json
+@json_option
 def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     """Show a study's release: estimates with intervals, largest first
 
@@ -286,16 +291,16 @@ def release_show(client: AdminClient, study: str, as_json: bool) -> None:
     if as_json:
         print_json(data)
     else:
-        print_release(read_release(data))
+        print_release(read_release(data), as_json=False)
 
 
 @release_group.command("export")
 @click.argument("study", metavar="ID")
 @click.option(
-    "--to", "file", type=_FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
+    "--to", "file", type=NEW_FILE, required=True, help="File: .json, .csv, .parquet, .png or .pt."
 )
 @_client
-@_json
+@json_option
 def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -> None:
     """Write a study's release to a file
 
@@ -325,10 +330,8 @@ def release_export(client: AdminClient, study: str, file: Path, as_json: bool) -
         file.write_bytes(content)
     except OSError as problem:
         raise SpecError(f"{file} cannot be written: {problem.strerror}") from problem
-    if as_json:
-        print_json({"wrote": str(file), "estimates": len(data.get("estimates", ()))})
-    else:
-        click.echo(f"wrote {file}")
+    result = {"wrote": str(file), "estimates": len(data.get("estimates", ()))}
+    print_result(result, f"wrote {file}", as_json)
 
 
 @click.group("ledger")
@@ -343,7 +346,7 @@ def ledger_group() -> None:
 
 @ledger_group.command("show")
 @_client
-@_json
+@json_option
 def ledger_show(client: AdminClient, as_json: bool) -> None:
     """Show the charges, and how much of the budget is spent
 
@@ -390,8 +393,8 @@ def _connect(server: str, ca: Path | None, plain_http: bool) -> AdminClient:
 
 
 def _confirm(question: str, yes: bool) -> None:
-    if not yes and not click.confirm(question, err=True):
-        raise click.Abort
+    if not yes:
+        click.confirm(question, abort=True, err=True)
 
 
 def _cost(study: dict[str, Any]) -> str:

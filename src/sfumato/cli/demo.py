@@ -8,7 +8,6 @@ loopback HTTP. Time is simulated, so that records need not wait for the end of t
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import subprocess
@@ -24,9 +23,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfumato.collector import tokens
+from sfumato.collector import keys, tokens
 from sfumato.collector.client import AdminClient
+from sfumato.collector.settings import Settings
 from sfumato.collector.store.store import Store
+from sfumato.device import offers
 from sfumato.errors import ServiceError
 from sfumato.flow.release import CountRelease
 from sfumato.simulation.network_fleet import NetworkFleet
@@ -220,19 +221,11 @@ def collector(folder: Path) -> Iterator[Demo]:
         line = process.stdout.readline()
         if not line.startswith("listening on "):
             raise ServiceError("the collector did not start", hint=f"{log} says why")
-        yield Demo(line.split()[-1], _public_key(log), token)
+        key = keys.read(folder / Settings().signing_key)
+        yield Demo(line.split()[-1], offers.public_key(key), token)
     finally:
         signal.signal(signal.SIGTERM, previous)
         process.terminate()
         process.wait(timeout=60)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _public_key(log: Path) -> bytes:
-    """The public key that devices pin; the collector logs it when it starts."""
-    for line in log.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
-        if entry.get("event") == "started":
-            return bytes.fromhex(entry["public_key"])
-    raise ServiceError("the collector's log has no public key", hint=f"see {log}")

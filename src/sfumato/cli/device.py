@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sfumato.cli import passcodes
-from sfumato.cli.printing import print_json
+from sfumato.cli.printing import FILE, json_option, print_json, print_result
 from sfumato.errors import SpecError
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from sfumato.device.runner import Activity, Runner
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
-_SEGMENT = click.option("--segment", help="The value's segment, for a study with segments.")
+_segment = click.option("--segment", help="The value's segment, for a study with segments.")
 _SPOOL_SECONDS = 1.0  # the time between two steps of a runner
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def _device(command: _Command) -> _Command:
@@ -40,13 +38,13 @@ def _device(command: _Command) -> _Command:
     @click.option(
         "--home",
         required=True,
-        type=_FILE,
+        type=FILE,
         envvar="SFUMATO_DEVICE_HOME",
         help="Folder of the device.",
     )
     @click.option("--server", envvar="SFUMATO_SERVER", help="Address of its collector.")
     @click.option("--key", envvar="SFUMATO_SERVER_KEY", help="The collector's public key, in hex.")
-    @click.option("--ca", type=_FILE, help="Root certificates to use instead of the system's.")
+    @click.option("--ca", type=FILE, help="Root certificates to use instead of the system's.")
     @click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
     @json_option
     @wraps(command)
@@ -123,7 +121,7 @@ def consent_command(device: Device, study: str, yes: bool, as_json: bool) -> Non
         click.echo(describe(studies[study]), err=True)
         click.confirm("Take part?", abort=True, err=True)
     device.consent(study)
-    _print({"study": study, "consent": "given"}, f"{study}: consent given", as_json)
+    print_result({"study": study, "consent": "given"}, f"{study}: consent given", as_json)
 
 
 @device_group.command("withdraw")
@@ -137,12 +135,12 @@ def withdraw_command(device: Device, study: str, as_json: bool) -> None:
       sfumato device withdraw "Street trees" --home phone
     """
     device.withdraw(study)
-    _print({"study": study, "consent": "none"}, f"{study}: consent withdrawn", as_json)
+    print_result({"study": study, "consent": "none"}, f"{study}: consent withdrawn", as_json)
 
 
 @device_group.command("passcode")
 @click.argument("study")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @_device
 def passcode_command(device: Device, study: str, file: Path, as_json: bool) -> None:
     """Store the passcode of a study that is not open to everybody
@@ -154,13 +152,13 @@ def passcode_command(device: Device, study: str, file: Path, as_json: bool) -> N
       sfumato device passcode "Street trees" trees.passcode --home phone
     """
     device.set_passcode(study, passcodes.read(file))
-    _print({"study": study, "passcode": True}, f"{study}: passcode stored", as_json)
+    print_result({"study": study, "passcode": True}, f"{study}: passcode stored", as_json)
 
 
 @device_group.command("record")
 @click.argument("study")
 @click.argument("value", default="-")
-@_SEGMENT
+@_segment
 @_device
 def record_command(
     device: Device, study: str, value: str, segment: str | None, as_json: bool
@@ -175,13 +173,13 @@ def record_command(
       echo oak | sfumato device record "Street trees" --home phone
     """
     outcome = str(device.record(study, _value(value, segment), time.time()))
-    _print({"study": study, "outcome": outcome}, outcome, as_json)
+    print_result({"study": study, "outcome": outcome}, outcome, as_json)
 
 
 @device_group.command("join")
 @click.argument("study")
 @click.argument("value", default="-")
-@_SEGMENT
+@_segment
 @_device
 def join_command(
     device: Device, study: str, value: str, segment: str | None, as_json: bool
@@ -197,7 +195,7 @@ def join_command(
       echo oak | sfumato device join "Street trees" --home phone
     """
     outcome = str(device.join(study, _value(value, segment), time.time()))
-    _print({"study": study, "outcome": outcome}, outcome, as_json)
+    print_result({"study": study, "outcome": outcome}, outcome, as_json)
 
 
 @device_group.command("send")
@@ -213,7 +211,7 @@ def send_command(device: Device, as_json: bool) -> None:
       sfumato device send --home phone
     """
     counts = device.send(time.time()).to_dict()
-    _print(counts, ", ".join(f"{name} {count}" for name, count in counts.items()), as_json)
+    print_result(counts, ", ".join(f"{name} {count}" for name, count in counts.items()), as_json)
 
 
 @device_group.command("log")
@@ -241,7 +239,7 @@ def log_command(device: Device, as_json: bool) -> None:
             "epsilon": entry.epsilon if entry.epsilon < float("inf") else None,
         }
         lines = [str(entry), *(f"  {_record_line(record)}" for record in records)]
-        _print(plain, "\n".join(lines), as_json)
+        print_result(plain, "\n".join(lines), as_json)
 
 
 @device_group.command("delete")
@@ -255,11 +253,11 @@ def delete_command(device: Device, study: str | None, as_json: bool) -> None:
       sfumato device delete --home phone
     """
     count = device.delete(study)
-    _print({"deleted": count}, f"deleted {count} records", as_json)
+    print_result({"deleted": count}, f"deleted {count} records", as_json)
 
 
 @device_group.command("run")
-@click.option("--spool", type=_FILE, help="Folder to read files of values from.")
+@click.option("--spool", type=FILE, help="Folder to read files of values from.")
 @click.option("--stdin", "from_stdin", is_flag=True, help="Read values from lines of stdin.")
 @click.option("--once", is_flag=True, help="Do one step, and exit.")
 @click.option("--when", metavar="COMMAND", help="Fetch and send only while this command succeeds.")
@@ -301,7 +299,10 @@ def run_command(
 
 def _condition(command: str) -> Callable[[], bool]:
     """Whether a command succeeds, each time it is asked; it gets no input, and prints nothing."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as problem:
+        raise SpecError(f"--when must be a command; its quoting is wrong: {problem}") from None
     if not words:
         raise SpecError("--when must be a command; got an empty one")
 
@@ -373,7 +374,13 @@ def _pin(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
     path = home / "collector.json"
     pins: dict[str, str] = {}
     if path.exists():
-        pins = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            pins = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise SpecError(
+                f"{path} is damaged: it must have the address and the key of a collector",
+                hint="delete it, and give --server and --key again",
+            ) from None
     server, key = server or pins.get("server"), key or pins.get("key")
     if server is None or key is None:
         raise SpecError(
@@ -389,7 +396,10 @@ def _pin(home: Path, server: str | None, key: str | None) -> tuple[str, str]:
         public_key(key)
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"key": key, "server": server}) + "\n", encoding="utf-8")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "server": server}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(fresh, path)
     return server, key
 
@@ -467,10 +477,3 @@ def describe(study: OfferedStudy) -> str:
         "again": f"needs your consent again: changed {', '.join(study.changes)}",
     }[study.consent]
     return f"{offer.study}: {offer.purpose}\n  {terms}\n  {state}"
-
-
-def _print(plain: Any, text: str, as_json: bool) -> None:
-    if as_json:
-        print_json(plain)
-    else:
-        click.echo(text)

@@ -9,11 +9,9 @@ from pathlib import Path
 import click
 
 from sfumato.cli import passcodes
-from sfumato.cli.device import json_option, public_key
-from sfumato.cli.printing import print_json, progress_bar
+from sfumato.cli.device import public_key
+from sfumato.cli.printing import FILE, json_option, print_json, progress_bar
 from sfumato.errors import ServiceError, SpecError
-
-_FILE = click.Path(path_type=Path)
 
 
 @click.command("fleet")
@@ -21,7 +19,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--key", required=True, envvar="SFUMATO_SERVER_KEY", help="Its public key, in hex.")
 @click.option("--study", required=True, help="Name of the study.")
 @click.option(
-    "--data", required=True, type=_FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
+    "--data", required=True, type=FILE, help="CSV, CSV.gz or Parquet file; .npy for vectors."
 )
 @click.option(
     "--kind",
@@ -62,9 +60,9 @@ _FILE = click.Path(path_type=Path)
     help="Share of devices that drop out of masked rounds in a phase (enrol, share, mask, ack, "
     "unmask).",
 )
-@click.option("--passcode", type=_FILE, help="File with the study's passcode; - is stdin.")
+@click.option("--passcode", type=FILE, help="File with the study's passcode; - is stdin.")
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run, noise included.")
-@click.option("--ca", type=_FILE, help="Root certificates to use instead of the system's.")
+@click.option("--ca", type=FILE, help="Root certificates to use instead of the system's.")
 @click.option("--plain-http", is_flag=True, help="Allow plain http to other machines.")
 @json_option
 def fleet_command(

@@ -26,11 +26,13 @@ from sfumato.cli import device as device_cli
 from sfumato.cli import fleet as fleet_cli
 from sfumato.cli import service as service_cli
 from sfumato.cli.printing import (
+    FILE,
+    NEW_FILE,
+    json_option,
     print_bill,
     print_estimates,
     print_json,
     print_release,
-    print_release_json,
     progress_bar,
     progress_bars,
 )
@@ -47,7 +49,6 @@ if TYPE_CHECKING:  # so that commands start quickly
 
 _USER_ERRORS = (SpecError, DataError)
 _NOT_READY = 75  # EX_TEMPFAIL in sysexits.h
-_STUDY = click.Path(path_type=Path)
 EXTRAS = {  # the extra that brings a package
     "distributed": "cluster",
     "fastapi": "server",
@@ -133,10 +134,10 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command("plan")
-@click.argument("study", type=_STUDY)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.argument("study", type=FILE)
+@json_option
 @click.option("--compare", "as_table", is_flag=True, help="Print all algorithms side by side.")
-@click.option("--plot", type=_STUDY, help="Draw the trade-off (PNG, SVG, PDF).")
+@click.option("--plot", type=NEW_FILE, help="Draw the trade-off (PNG, SVG, PDF).")
 def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
@@ -164,7 +165,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 
 
 @main.command("simulate")
-@click.argument("study", type=_STUDY)
+@click.argument("study", type=FILE)
 @click.option(
     "--data",
     required=True,
@@ -179,10 +180,10 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
     "--rounds", type=click.IntRange(min=1), help="Number of rounds, in place of the study's."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
+@click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
 @_engine_options
-@click.option("--plot", type=_STUDY, help="Write a picture of the answer (PNG, SVG, PDF).")
+@click.option("--plot", type=NEW_FILE, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -243,10 +244,7 @@ def simulate_command(
     if plot is not None:
         release.plot(path=plot)
         click.echo(f"wrote {plot}", err=True)
-    if as_json:
-        print_release_json(release)
-    else:
-        print_release(release)
+    print_release(release, as_json)
 
 
 @main.command("fold")
@@ -268,15 +266,12 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
 
     with progress_bar() as progress:
         release = lake.fold(address, engine=engine, progress=progress)
-    if as_json:
-        print_release_json(release)
-    else:
-        print_release(release)
+    print_release(release, as_json)
 
 
 @main.command("train")
-@click.argument("study", type=_STUDY)
-@click.option("--data", required=True, type=_STUDY, help="The clients' examples.")
+@click.argument("study", type=FILE)
+@click.option("--data", required=True, type=FILE, help="The clients' examples.")
 @click.option(
     "--kind",
     type=click.Choice(["examples", "femnist", "mnist", "shakespeare", "commits"]),
@@ -286,15 +281,15 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
 )
 @click.option("--public-test", is_flag=True, help="The test examples come from no client.")
 @click.option(
-    "--checkpoint", type=_STUDY, help="Write this file after every round; needs --ledger."
+    "--checkpoint", type=NEW_FILE, help="Write this file after every round; needs --ledger."
 )
 @click.option("--resume", is_flag=True, help="Continue from the checkpoint, with the same ledger.")
-@click.option("--metrics", type=_STUDY, help="Append one line of JSON per round to this file.")
-@click.option("--tensorboard", type=_STUDY, help="Write the metrics to this TensorBoard folder.")
+@click.option("--metrics", type=NEW_FILE, help="Append one line of JSON per round to this file.")
+@click.option("--tensorboard", type=FILE, help="Write the metrics to this TensorBoard folder.")
 @click.option(
     "--model",
     "model_file",
-    type=_STUDY,
+    type=NEW_FILE,
     help="Write the parameters to this file, or to FILE.onnx the model.",
 )
 @click.option(
@@ -311,7 +306,7 @@ def fold_command(address: str, engine: Engine | None, as_json: bool) -> None:
     help="Rounds between two evaluations.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run exactly, noise included.")
-@click.option("--ledger", type=_STUDY, help="Ledger file to charge; created if missing.")
+@click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def train_command(
     study: Path,
@@ -397,9 +392,7 @@ def train_command(
     help="Size of the experiment: a small one, or the paper's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
-@click.option(
-    "--out", type=_STUDY, help="Folder for the figure and the numbers. Default: out/NAME."
-)
+@click.option("--out", type=FILE, help="Folder for the figure and the numbers. Default: out/NAME.")
 def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
     """Reproduce a figure of a paper, and check which of its claims hold
 
@@ -423,10 +416,13 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
         return
     if name not in experiments:
         raise SpecError(f"there is no figure {name!r}", hint="sfumato reproduce list prints all")
+    folder = out or Path("out") / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise SpecError(f"the folder {folder} cannot be made: {problem.strerror}") from problem
     with progress_bar() as progress:
         outcome = experiments[name].run(scale, progress)
-    folder = out or Path("out") / name
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [dict(line) for line in outcome.numbers]
     claims = [
         {"claim": claim.text, "holds": claim.holds, "detail": claim.detail}

@@ -6,9 +6,25 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
+
+
+class _NewFile(click.Path):
+    """A file to write. Its folder must exist, which is checked before there is a result to lose."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        folder = Path(value).parent
+        if not folder.is_dir():
+            self.fail(f"there is no folder {folder}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = click.Path(path_type=Path)
+NEW_FILE = _NewFile(path_type=Path, dir_okay=False, writable=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @contextmanager
@@ -66,18 +82,28 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
 
 
-def print_release(release: Any) -> None:
-    """Print a release for people: a table of its largest counts, or its repr; then its bill."""
+def print_result(data: Any, text: str, as_json: bool) -> None:
+    """Print a result for programs or for people."""
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(text)
+
+
+def print_release(release: Any, as_json: bool) -> None:
+    """Print a release: for people a table of its largest counts, or its repr; then its bill."""
     from sfumato.flow.release import CountRelease
 
-    if isinstance(release, CountRelease):
+    if as_json:
+        _print_release_json(release)
+    elif isinstance(release, CountRelease):
         print_estimates(release, truth=None)
     else:
         click.echo(repr(release))
         print_bill(release)
 
 
-def print_release_json(release: Any) -> None:
+def _print_release_json(release: Any) -> None:
     """Print a release as one JSON object, in pieces, since it may have millions of items."""
     from sfumato.flow.release import EstimateRelease
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import wraps
@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sfumato.cli.printing import print_json
+from sfumato.cli.printing import FILE, json_option, print_json, print_result
 
 if TYPE_CHECKING:  # the service is an extra, and slow to import
     from sfumato.collector.settings import Settings
     from sfumato.collector.store.store import Store, TokenRow
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
 _LEDGER_WARNING = (
     "this ledger lacks the studies that were opened and the tasks that were charged after the copy "
     "was made: count their releases as spent"
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def _settings(command: _Command) -> _Command:
     """Add the options that a command needs to pass it the `settings` of a collector."""
 
-    @click.option("--config", type=_FILE, help="TOML file with settings.")
+    @click.option("--config", type=FILE, help="TOML file with settings.")
     @click.option("--store", help="Address of the store, in place of the settings'.")
     @wraps(command)
     def with_settings(config: Path | None, store: str | None, **options: Any) -> Any:
@@ -54,7 +52,7 @@ def _settings(command: _Command) -> _Command:
 @click.option(
     "--check", is_flag=True, help="Check everything that it needs, print the settings, and exit."
 )
-@_json
+@json_option
 def serve_command(
     settings: Settings,
     listen: str | None,
@@ -89,7 +87,7 @@ def serve_command(
         return
 
     def announce(address: str) -> None:
-        _print({"address": address}, f"listening on {address}", as_json)
+        print_result({"address": address}, f"listening on {address}", as_json)
 
     serve.serve(
         settings,
@@ -165,7 +163,7 @@ def key_group() -> None:
 
 @key_group.command("show")
 @_settings
-@_json
+@json_option
 def key_show(settings: Settings, as_json: bool) -> None:
     """Print the public part of the signing key, which devices need
 
@@ -177,13 +175,13 @@ def key_show(settings: Settings, as_json: bool) -> None:
     from sfumato.device import offers
 
     public = offers.public_key(keys.read(Path(settings.signing_key))).hex()
-    _print({"public_key": public}, public, as_json)
+    print_result({"public_key": public}, public, as_json)
 
 
 @key_group.command("rotate")
 @_settings
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@_json
+@json_option
 def key_rotate(settings: Settings, yes: bool, as_json: bool) -> None:
     """Replace the signing key by a new one, and print its public part
 
@@ -202,7 +200,7 @@ def key_rotate(settings: Settings, yes: bool, as_json: bool) -> None:
         click.confirm("Devices will refuse offers until they know the new key. Go on?", abort=True)
     with _open(settings) as store:
         public = offers.public_key(keys.rotate(settings.signing_key, store)).hex()
-    _print({"public_key": public}, public, as_json)
+    print_result({"public_key": public}, public, as_json)
 
 
 @click.group("token")
@@ -239,7 +237,7 @@ def token_group() -> None:
     multiple=True,
     help="Name or id of a study that an analyst may see; repeat it. Default: all studies.",
 )
-@_json
+@json_option
 def token_create(
     settings: Settings, role: Any, name: str, days: int, studies: tuple[str, ...], as_json: bool
 ) -> None:
@@ -261,7 +259,7 @@ def token_create(
 
 @token_group.command("list")
 @_settings
-@_json
+@json_option
 def token_list(settings: Settings, as_json: bool) -> None:
     """List the tokens' ids, roles and owners, not the tokens themselves
 
@@ -291,7 +289,7 @@ def token_list(settings: Settings, as_json: bool) -> None:
     show_default=True,
     help="Days until the new one expires.",
 )
-@_json
+@json_option
 def token_rotate(settings: Settings, token_id: str, days: int, as_json: bool) -> None:
     """Replace a token by a new one of the same owner and role, and print it
 
@@ -311,7 +309,7 @@ def token_rotate(settings: Settings, token_id: str, days: int, as_json: bool) ->
 @token_group.command("revoke")
 @click.argument("token_id", metavar="ID")
 @_settings
-@_json
+@json_option
 def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
     """Revoke a token: it is refused from now on
 
@@ -323,13 +321,13 @@ def token_revoke(settings: Settings, token_id: str, as_json: bool) -> None:
 
     with _open(settings) as store:
         tokens.revoke(store, token_id)
-    _print({"revoked": token_id}, f"revoked {token_id}", as_json)
+    print_result({"revoked": token_id}, f"revoked {token_id}", as_json)
 
 
 @click.command("backup")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @_settings
-@_json
+@json_option
 def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     """Copy the store to a new file while the collector runs
 
@@ -342,18 +340,18 @@ def backup_command(settings: Settings, file: Path, as_json: bool) -> None:
     from sfumato.collector.backup import backup
 
     backup(settings.store, file)
-    _print({"wrote": str(file)}, f"wrote {file}", as_json)
+    print_result({"wrote": str(file)}, f"wrote {file}", as_json)
 
 
 @click.command("restore")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @_settings
 @click.option(
     "--nothing-released",
     is_flag=True,
     help="Nothing was released after the copy was made: continue its studies.",
 )
-@_json
+@json_option
 def restore_command(settings: Settings, file: Path, nothing_released: bool, as_json: bool) -> None:
     """Fill an empty store from a copy that `sfumato backup` wrote
 
@@ -380,14 +378,14 @@ def restore_command(settings: Settings, file: Path, nothing_released: bool, as_j
     if warning:
         lines.append(warning)
     data = {"restored": str(file), "ended": ended, "warning": warning}
-    _print(data, "\n".join(lines), as_json)
+    print_result(data, "\n".join(lines), as_json)
 
 
 @click.command("export")
 @click.argument("study", metavar="ID")
 @click.option("--to", "address", required=True, metavar="ADDRESS", help="New folder, or its URL.")
 @_settings
-@_json
+@json_option
 def export_command(settings: Settings, study: str, address: str, as_json: bool) -> None:
     """Write the reports of a local study that has ended to Parquet files
 
@@ -405,7 +403,7 @@ def export_command(settings: Settings, study: str, address: str, as_json: bool) 
     with _open(settings) as store:
         reports = export(store, study, address)
     counts = reports.totals()
-    _print(
+    print_result(
         {"wrote": address, **counts},
         f"wrote {counts['reports']:,} reports in {counts['partitions']:,} partitions to {address}",
         as_json,
@@ -414,7 +412,7 @@ def export_command(settings: Settings, study: str, address: str, as_json: bool) 
 
 @click.command("check")
 @_settings
-@_json
+@json_option
 def check_command(settings: Settings, as_json: bool) -> None:
     """Look for damage in the store while the collector runs
 
@@ -429,10 +427,7 @@ def check_command(settings: Settings, as_json: bool) -> None:
     from sfumato.collector import check
 
     findings = check.check(settings.store)
-    if as_json:
-        print_json(asdict(findings))
-    else:
-        click.echo("\n".join(check.lines_of(findings)))
+    print_result(asdict(findings), "\n".join(check.lines_of(findings)), as_json)
     if findings.problems:
         click.get_current_context().exit(1)
 
@@ -467,30 +462,13 @@ def _with_address(settings: Settings, listen: str | None, port: int | None) -> S
 def _open(settings: Settings) -> Iterator[Store]:
     from sfumato.collector.store.store import Store
 
-    store = Store.open(settings.store)
-    try:
+    with closing(Store.open(settings.store)) as store:
         store.migrate()
         yield store
-    finally:
-        store.close()
-
-
-def _print(data: dict[str, Any], line: str, as_json: bool) -> None:
-    if as_json:
-        print_json(data)
-    else:
-        click.echo(line)
 
 
 def _token(row: TokenRow) -> dict[str, Any]:
-    studies = None if row.studies is None else row.studies.split(",")
-    return {
-        "id": row.id,
-        "name": row.name,
-        "role": row.role,
-        "expires": row.expires,
-        "studies": studies,
-    }
+    return asdict(row) | {"studies": None if row.studies is None else row.studies.split(",")}
 
 
 def _print_token(row: TokenRow, token: str, as_json: bool) -> None:

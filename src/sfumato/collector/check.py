@@ -18,6 +18,7 @@ from typing import Any
 from sfumato.collector import studies
 from sfumato.collector.store.database import database
 from sfumato.collector.store.digests import Row
+from sfumato.collector.store.driver import Database
 from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import Store, StudyRow, Transaction
 from sfumato.errors import DataError, SfumatoError, StoreError
@@ -40,15 +41,15 @@ def check(url: str | Path) -> Findings:
     place = database(url)
     if place.is_empty():
         raise StoreError(f"{place.name} is empty, so there is nothing to check")
-    with closing(Store.open(url)) as store:
+    with closing(Store(place)) as store:
         with store.reading():
             pass  # raises if it is of another version
-        return _Check(store).run()
+        return _Check(place, store).run()
 
 
 class _Check:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, place: Database, store: Store) -> None:
+        self._place, self._store = place, store
         self._checked: Counter[str] = Counter()
         self._without_digest = 0
         self._problems: list[str] = []
@@ -56,7 +57,7 @@ class _Check:
     def run(self) -> Findings:
         of_database: list[str] | None = []
         with self._noting("the database"):
-            of_database = self._store.check_database()
+            of_database = self._place.check()
             self._problems.extend(f"the database: {line}" for line in of_database or ())
         rows: list[StudyRow] = []
         with self._noting("the list of studies"), self._store.reading() as tx:

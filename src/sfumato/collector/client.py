@@ -19,11 +19,11 @@ import pyarrow as pa
 from sfumato import files
 from sfumato.collector.problems import error_of
 from sfumato.device import passcodes
+from sfumato.device.client import is_loopback
 from sfumato.errors import ServiceError, SpecError, StudyError
 from sfumato.study import Study
 
 TIMEOUT_SECONDS = 600  # planning a study with millions of items takes minutes
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class AdminClient:
@@ -43,10 +43,14 @@ class AdminClient:
     ) -> None:
         """`ca` is a file of certificates to trust besides the system's; the token is sent over
         plain http to this machine only, unless `plain_http` says that the network is safe."""
-        parts = urlsplit(server)
+        try:
+            parts = urlsplit(server)
+            _ = parts.port  # raises if it is no port
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise SpecError(f"a server must be https://HOST[:PORT] or http://…; got {server}")
-        if parts.scheme == "http" and parts.hostname not in _LOOPBACK and not plain_http:
+        if parts.scheme == "http" and not (plain_http or is_loopback(parts.hostname)):
             raise SpecError(
                 f"a token is not sent to {parts.hostname} over plain http",
                 hint="use https://, or --plain-http if the network is safe",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from sfumato import files
@@ -109,13 +110,10 @@ def _make(file: Path) -> None:
         try:
             os.write(descriptor, secrets.token_hex(offers.KEY_BYTES).encode() + b"\n")
             os.fsync(descriptor)
+            with suppress(FileExistsError):  # unlike a rename, a link never replaces a file
+                os.link(draft, file)
         finally:
             os.close(descriptor)
-        try:
-            os.link(draft, file)  # unlike a rename, this never replaces a file
-        except FileExistsError:
-            pass
-        finally:
             os.unlink(draft)
         files.sync(file.absolute().parent)
     except OSError as problem:

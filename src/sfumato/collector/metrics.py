@@ -132,9 +132,6 @@ class Metrics:
         build = Info("sfumato_build", "1, with the version of this collector.", registry=registry)
         build.info({"version": __version__})
         self._published = Published(registry)
-        # To look labels up takes longer than to count, so what they lead to is kept.
-        self._outcomes: dict[tuple[str, str], Counter] = {}
-        self._requests: dict[tuple[str, str, int], tuple[Histogram, Counter | None]] = {}
         self._answers = {  # counted by status, beside their times
             ("/v1/tasks/{task_id}/reports", "POST"): self.uploads,
             ("/v1/rounds/{round_id}/{phase}/{member}", "PUT"): self.round_messages,
@@ -145,29 +142,16 @@ class Metrics:
         gauge.set_function(read)
         self.registry.register(gauge)
 
-    def count_reports(self, study_id: str, outcome: str, count: int) -> None:
-        counter = self._outcomes.get((study_id, outcome))
-        if counter is None:
-            counter = self._outcomes[study_id, outcome] = self.reports.labels(study_id, outcome)
-        counter.inc(count)
-
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request, and the time until its answer began.
 
         `route` is the pattern of an address and `method` one that it takes, or both are `OTHER`:
         strangers must not be able to make up labels.
         """
-        key = route, method, status
-        if key not in self._requests:
-            code, answers = str(status), self._answers.get((route, method))
-            self._requests[key] = (
-                self.request_seconds.labels(route, method, code),
-                None if answers is None else answers.labels(code),
-            )
-        times, counter = self._requests[key]
-        times.observe(seconds)
-        if counter is not None:
-            counter.inc()
+        code = str(status)
+        self.request_seconds.labels(route, method, code).observe(seconds)
+        if answers := self._answers.get((route, method)):
+            answers.labels(code).inc()
 
     def text(self) -> str:
         """What may be published, in Prometheus' text format."""

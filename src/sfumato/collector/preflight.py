@@ -28,12 +28,13 @@ from sfumato.collector.store.ledger import StoreLedger, needs_budget
 from sfumato.collector.store.sqlite import Sqlite
 from sfumato.collector.store.store import Store
 from sfumato.device import offers
+from sfumato.device.client import is_loopback
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SfumatoError, SpecError, StoreError
 from sfumato.kernels.compiling import has_cache
 from sfumato.privacy.accounting import epsilon_text
 
 OTHER_FILES = 256  # open files of the store's threads, and of connections just accepted
-_DAY_SECONDS = 86_400
 _RENEW_DAYS = 14  # before a certificate or the last token expires
 LOW_DISK_BYTES = 1 << 30
 _MUCH_SPENT = 0.9  # of the budget
@@ -87,12 +88,18 @@ def load_certificate(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _attempt(check: str, run: Callable[[], Finding | None]) -> list[Finding]:
+_Result = str | tuple[str, str] | None
+"""Of a check: that all is well, in words; or a warning and a hint; or None if it does not apply."""
+
+
+def _attempt(check: str, run: Callable[[], _Result]) -> list[Finding]:
     try:
-        finding = run()
+        result = run()
     except SfumatoError as problem:
         return [Finding(check, "error", str(problem), problem.hint, problem)]
-    return [] if finding is None else [finding]
+    if isinstance(result, str):
+        return [Finding(check, "ok", result)]
+    return [] if result is None else [Finding(check, "warning", *result)]
 
 
 @contextmanager
@@ -111,17 +118,12 @@ def _version(place: Database) -> int:
         return schema.version(connection)
 
 
-def _certificate(settings: Settings, now: float) -> Finding:
-    check = "certificate"
+def _certificate(settings: Settings, now: float) -> _Result:
     if settings.tls_cert is None:
-        if settings.address[0] in ("127.0.0.1", "::1", "localhost"):
-            return Finding(check, "ok", "none: TLS is left to a proxy on this machine")
-        return Finding(
-            check,
-            "warning",
-            f"there is no TLS on {settings.listen}",
-            "set tls_cert and tls_key, or let only a proxy with TLS reach this address",
-        )
+        if is_loopback(settings.address[0]):
+            return "none: TLS is left to a proxy on this machine"
+        hint = "set tls_cert and tls_key, or let only a proxy with TLS reach this address"
+        return f"there is no TLS on {settings.listen}", hint
     load_certificate(settings)
     own = x509.load_pem_x509_certificates(Path(settings.tls_cert).read_bytes())[0]
     first, last = own.not_valid_before_utc, own.not_valid_after_utc
@@ -134,24 +136,24 @@ def _certificate(settings: Settings, now: float) -> Finding:
         )
     text = f"valid until {last:%Y-%m-%d %H:%M} UTC"
     if (last - moment).days < _RENEW_DAYS:
-        return Finding(check, "warning", text, "renew it, and restart the collector to read it")
-    return Finding(check, "ok", text)
+        return text, "renew it, and restart the collector to read it"
+    return text
 
 
-def _store(settings: Settings) -> Finding:
+def _store(settings: Settings) -> _Result:
     place = database(settings.store)
     if place.is_empty():
-        return Finding("store", "ok", f"{place.name} is empty: the first start creates its tables")
+        return f"{place.name} is empty: the first start creates its tables"
     present = _version(place)
     if present > schema.VERSION:
         schema.migrate(place)  # it refuses
     text = f"{place.name} has version {present}"
     if present < schema.VERSION:
         text += f"; the next start brings it to version {schema.VERSION}"
-    return Finding("store", "ok", text)
+    return text
 
 
-def _disk(settings: Settings) -> Finding | None:
+def _disk(settings: Settings) -> _Result:
     place = database(settings.store)
     if not isinstance(place, Sqlite):
         return None  # the server's own
@@ -164,44 +166,40 @@ def _disk(settings: Settings) -> Finding | None:
         ) from None
     text = f"{free / (1 << 30):,.1f} GiB are free for the store"
     if free < LOW_DISK_BYTES:
-        return Finding("disk", "warning", text, "free space: a full disk refuses reports")
-    return Finding("disk", "ok", text)
+        return text, "free space: a full disk refuses reports"
+    return text
 
 
-def _open_files(settings: Settings) -> Finding:
+def _open_files(settings: Settings) -> _Result:
     files = settings.connections + OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= files:
-        return Finding("open files", "ok", f"{files:,} are allowed")
-    return Finding(
-        "open files",
-        "warning",
-        f"{settings.connections:,} connections need {files:,}; the system allows {hard:,}",
-        f"raise the limit of open files (ulimit -n, LimitNOFILE) to {files}",
-    )
+        return f"{files:,} are allowed"
+    text = f"{settings.connections:,} connections need {files:,}; the system allows {hard:,}"
+    return text, f"raise the limit of open files (ulimit -n, LimitNOFILE) to {files}"
 
 
-def _key(settings: Settings, store: Store | None) -> Finding:
+def _key(settings: Settings, store: Store | None) -> _Result:
     path = Path(settings.signing_key)
     if store is not None:
         key = keys.load(path, store)
     else:
         key = keys.read(path) if path.exists() else None
     if key is None:
-        return Finding("key", "ok", f"{path} is created at the first start")
-    return Finding("key", "ok", f"its public part is {offers.public_key(key).hex()}")
+        return f"{path} is created at the first start"
+    return f"its public part is {offers.public_key(key).hex()}"
 
 
-def _clock(store: Store | None, now: float) -> Finding:
+def _clock(store: Store | None, now: float) -> _Result:
     text = f"it is {datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     if store is not None:
         with store.reading() as tx:
-            latest = max((row.since for row in tx.studies()), default=0) * _DAY_SECONDS
+            latest = max((row.since for row in tx.studies()), default=0) * DAY_SECONDS
         if latest > now:
             raise StoreError(f"{text}, and the store has a study of {_day(latest)}", hint=_SET_IT)
     if _is_unsynchronised():
-        return Finding("clock", "warning", f"{text}; no time service keeps it right", _SET_IT)
-    return Finding("clock", "ok", text)
+        return f"{text}; no time service keeps it right", _SET_IT
+    return text
 
 
 def _is_unsynchronised() -> bool:
@@ -213,7 +211,7 @@ def _is_unsynchronised() -> bool:
     return bool(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)) == _UNSYNCHRONISED)
 
 
-def _budget(settings: Settings, store: Store | None) -> Finding:
+def _budget(settings: Settings, store: Store | None) -> _Result:
     limit, used = settings.budget.epsilon, 0.0
     if store is not None:
         with store.reading() as tx:
@@ -221,38 +219,32 @@ def _budget(settings: Settings, store: Store | None) -> Finding:
             if tx.entries():
                 used = StoreLedger(tx).spent()
     if limit is None:
-        return Finding(
-            "budget", "ok", f"epsilon {epsilon_text(used)} is spent, and there is no limit"
-        )
+        return f"epsilon {epsilon_text(used)} is spent, and there is no limit"
     text = f"epsilon {epsilon_text(used)} of {limit:g} is spent"
     if used > _MUCH_SPENT * limit:
-        return Finding("budget", "warning", text, "use another store for another budget")
-    return Finding("budget", "ok", text)
+        return text, "use another store for another budget"
+    return text
 
 
-def _tokens(store: Store | None, now: float) -> Finding:
+def _tokens(store: Store | None, now: float) -> _Result:
     last = 0
     if store is not None:
         with store.reading() as tx:
             last = max((row.expires for row in tx.tokens() if row.role == "admin"), default=0)
     if last <= now:
         hint = "sfumato token create --role admin --name NAME creates one"
-        return Finding("tokens", "warning", "no administrator has a valid token", hint)
+        return "no administrator has a valid token", hint
     text = f"an administrator has one until {_day(last)}"
-    if last < now + _RENEW_DAYS * _DAY_SECONDS:
-        return Finding("tokens", "warning", text, "sfumato token rotate ID replaces it")
-    return Finding("tokens", "ok", text)
+    if last < now + _RENEW_DAYS * DAY_SECONDS:
+        return text, "sfumato token rotate ID replaces it"
+    return text
 
 
-def _compiled_loops() -> Finding:
+def _compiled_loops() -> _Result:
     if has_cache():
-        return Finding("compiled loops", "ok", "they are cached")
-    return Finding(
-        "compiled loops",
-        "warning",
-        "they cannot be cached, so each start compiles them again",
-        "set NUMBA_CACHE_DIR to a folder that this user can write",
-    )
+        return "they are cached"
+    hint = "set NUMBA_CACHE_DIR to a folder that this user can write"
+    return "they cannot be cached, so each start compiles them again", hint
 
 
 def _day(seconds: float) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import DataError, StudyError
+from sfumato.planning import Plan, plan
 from sfumato.questions.question import Dictionary
 from sfumato.sketch.words import LONGEST_WORD
 from sfumato.spec import canonical
@@ -32,6 +33,7 @@ LIMITS = {  # of sensible studies; plans far beyond them would take hours
     "fragments": (1, 65_536),
     "fragment_length": (1, 16),
 }
+_WHOLE = ("daily_reports", "delay_seconds", "closes", "open_seconds", "minimum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,8 @@ class Request:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Request:
-        """A request from its keys; unknown and missing ones raise StudyError."""
+        """A request from its keys; unknown and missing ones, and terms that are no numbers, raise
+        StudyError."""
         keys = [field.name for field in fields(cls)]
         if unknown := sorted(set(values) - set(keys)):
             raise StudyError(
@@ -61,6 +64,9 @@ class Request:
             )
         if missing := [name for name in ("name", "purpose", "study") if name not in values]:
             raise StudyError(f"a request must have {', '.join(missing)}")
+        for name in _WHOLE:
+            if values.get(name) is not None and type(values[name]) is not int:
+                raise StudyError(f"{name} must be a whole number; got {values[name]!r}")
         return cls(**values)
 
     def parse_study(self) -> Study:
@@ -105,6 +111,11 @@ class Request:
             return Dictionary(pa.array(self.items, type=pa.string()))
         except UnicodeEncodeError:
             raise DataError("items must be Unicode without surrogates") from None
+
+    def plan(self) -> Plan:
+        """The plan of the study, which is not created."""
+        study, dictionary = self.parse_study(), self.dictionary()
+        return plan(study, items=None if dictionary is None else dictionary.items)
 
     def digest(self, study: Study, dictionary: str | None) -> str:
         """Equal for equal requests; a dictionary is represented by its own digest."""

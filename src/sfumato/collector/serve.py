@@ -16,6 +16,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -40,12 +41,12 @@ from sfumato.collector.worker.table_queue import TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import Worker, trim_memory
 from sfumato.device import offers
+from sfumato.device.client import is_loopback
 from sfumato.errors import ServiceError
 from sfumato.spec import require
 
 _GARBAGE = 20_000  # allocations before the garbage collector runs
 _SWITCH_SECONDS = 0.002  # how long the worker may delay an answer; Python's default is 5 ms
-_LOOPBACK = ("http://127.", "http://[::1]")
 
 
 class CollectorServer:
@@ -282,7 +283,8 @@ def _log_warnings(collector: CollectorServer) -> None:
             level=logging.WARNING,
             hint="sfumato token create --role admin --name NAME creates one",
         )
-    if collector.address.startswith("http://") and not collector.address.startswith(_LOOPBACK):
+    address = urlsplit(collector.address)
+    if address.scheme == "http" and not is_loopback(address.hostname or ""):
         logs.log(
             "plain-http",
             level=logging.WARNING,

@@ -71,7 +71,8 @@ class Settings:
         for name, hint in hints.items():
             value = getattr(self, name)
             if hint == _TEXTS:
-                _check_texts(name, value)
+                is_valid = isinstance(value, tuple) and all(type(x) is str and x for x in value)
+                require(is_valid, f"{name} must be a list of texts; got {value!r}")
                 continue
             kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             if float in kinds and type(value) is int:
@@ -149,8 +150,8 @@ def without_secrets(store: str) -> str:
     'postgresql://collector@db.example/sfumato'
     """
     parts = urlsplit(store)
-    if not parts.netloc:
-        return store
+    if not parts.netloc:  # a path, or a mistyped URL
+        return f"{parts.scheme}:…" if parts.scheme and "@" in store else store
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit((parts.scheme, user.partition(":")[0] + at + host, parts.path, "", ""))
 
@@ -162,11 +163,6 @@ def _read(path: Path | str) -> dict[str, Any]:
         raise SpecError(f"the settings {path} cannot be read: {problem.strerror}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise SpecError(f"the settings {path} are not TOML: {problem}") from problem
-
-
-def _check_texts(name: str, value: object) -> None:
-    is_valid = isinstance(value, tuple) and all(type(each) is str and each for each in value)
-    require(is_valid, f"{name} must be a list of texts; got {value!r}")
 
 
 def _check_network(proxy: str) -> None:

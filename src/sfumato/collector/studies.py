@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -22,7 +22,7 @@ from sfumato import lake
 from sfumato.collector.problems import Problem
 from sfumato.collector.requests import Request, from_lines, to_lines
 from sfumato.collector.store.digests import Row
-from sfumato.collector.store.ledger import StoreLedger, spent_by
+from sfumato.collector.store.ledger import StoreLedger
 from sfumato.collector.store.store import (
     FaultRow,
     Store,
@@ -141,7 +141,7 @@ def create(
         study=to_json(study),
         design=to_json(planned.design),
         plan=json.dumps(planned.to_dict()),
-        settings=json.dumps({field.name: getattr(terms, field.name) for field in fields(terms)}),
+        settings=json.dumps(asdict(terms)),
     )
     with store.transaction() as tx:
         if existing := _existing_study(tx, request.name, digest):
@@ -322,19 +322,13 @@ def end(
     return True
 
 
-def may_skip(row: StudyRow) -> bool:
-    """Whether the study continues without the answer of a task whose rounds were aborted too often,
-    as training does."""
-    return _design_of(row).may_skip
-
-
 def state(store: Store, study_id: str) -> dict[str, Any]:
     """Everything about a study except its release, as plain data."""
     with store.reading() as tx:
         row, fault = get_study(tx, study_id), tx.fault(study_id)
         tasks = [_task_state(tx, task) for task in tx.tasks(row.id)]
-    terms = terms_of(row)
-    public_terms = [field.name for field in fields(terms) if field.name != "request"]
+    terms = asdict(terms_of(row))
+    del terms["request"]
     rejected: dict[str, int] = {}
     for task in tasks:
         for reason, count in task["rejected"].items():
@@ -352,7 +346,7 @@ def state(store: Store, study_id: str) -> dict[str, Any]:
         "repeated": sum(task["repeated"] for task in tasks),
         "rejected": rejected,
         **json.loads(row.plan),
-        "terms": {name: getattr(terms, name) for name in public_terms},
+        "terms": terms,
         "tasks": tasks,
     }
 
@@ -361,7 +355,7 @@ def fault_state(fault: FaultRow | None) -> dict[str, Any] | None:
     """The fault of a study as plain data."""
     if fault is None:
         return None
-    return {"problem": fault.problem, "tries": fault.tries, "next_try": fault.next_try}
+    return {name: value for name, value in asdict(fault).items() if name != "study_id"}
 
 
 def report_count(tx: Transaction, task_id: str) -> int:
@@ -369,28 +363,6 @@ def report_count(tx: Transaction, task_id: str) -> int:
     were dropped since."""
     counts = tx.counts(task_id)
     return max(tx.received_count(task_id), counts.get("reports", 0) + counts.get("repeated", 0))
-
-
-def ledger(store: Store) -> dict[str, Any]:
-    """The budget, the part of it that is spent, and every charge, as plain data."""
-    with store.reading() as tx:
-        store_ledger = StoreLedger(tx)
-        budget, entries = store_ledger.budget, store_ledger.entries()
-    spent = spent_by(entries, budget)
-    return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "spent": spent if math.isfinite(spent) else None,
-        "entries": [
-            {
-                "campaign": entry.campaign,
-                "cohort": entry.cohort,
-                "task": entry.task,
-                "loss": json.loads(to_json(entry.loss)),
-            }
-            for entry in entries
-        ],
-    }
 
 
 def get_study(tx: Transaction, study_id: str) -> StudyRow:
@@ -402,7 +374,7 @@ def get_study(tx: Transaction, study_id: str) -> StudyRow:
 
 def charge_of(row: StudyRow, task: AnyTask) -> Charge:
     """The charge to the ledger for a release of the task."""
-    return _design_of(row).charge_of(task)
+    return design_of(row).charge_of(task)
 
 
 def plan_of(tx: Transaction, row: StudyRow) -> Plan:
@@ -415,7 +387,8 @@ def plan_of(tx: Transaction, row: StudyRow) -> Plan:
     return read_plan(record, study=row.study, design=row.design, dictionary=dictionary)
 
 
-def _design_of(row: StudyRow) -> Question:
+def design_of(row: StudyRow) -> Question:
+    """What a study was sized to, without its dictionary."""
     planner_of(from_json(row.study))  # its import registers the kinds of its specs
     design: Question = from_json(row.design)
     return design

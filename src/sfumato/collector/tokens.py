@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.store import Store, TokenRow, Transaction
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import SpecError
 from sfumato.spec import require
 
@@ -24,7 +25,6 @@ Role = Literal["analyst", "admin"]  # each includes those before it
 ROLES: tuple[str, ...] = get_args(Role)
 PREFIX = "sfu_"
 LONGEST_DAYS = 3_650
-_DAY_SECONDS = 86_400
 _NO_TOKEN = PREFIX + "0" * 43  # looked up if a request has no token, for equal timing
 
 
@@ -56,7 +56,7 @@ def create(
             id=secrets.token_hex(8),
             name=name,
             role=role,
-            expires=int(now()) + days * _DAY_SECONDS,
+            expires=int(now()) + days * DAY_SECONDS,
             studies=",".join(_study_id(tx, study) for study in studies) or None,
         )
         tx.add_token(row, digest(token))
@@ -70,7 +70,7 @@ def rotate(
     now on, and its sessions end."""
     require.within(1, LONGEST_DAYS, days=days)
     token = PREFIX + secrets.token_urlsafe(32)
-    expires = int(now()) + days * _DAY_SECONDS
+    expires = int(now()) + days * DAY_SECONDS
     with store.transaction() as tx:
         old = next((row for row in tx.tokens() if row.id == token_id), None)
         if old is None or not tx.revoke(token_id):

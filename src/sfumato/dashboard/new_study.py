@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -14,8 +15,9 @@ import pyarrow as pa
 from starlette.responses import RedirectResponse, Response
 
 from sfumato import files
-from sfumato.collector import requests, studies
+from sfumato.collector import studies
 from sfumato.collector.problems import Problem
+from sfumato.collector.requests import Request
 from sfumato.dashboard.fields import (
     GROUPS,
     TRUST_TEXTS,
@@ -28,7 +30,6 @@ from sfumato.dashboard.fields import (
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.visits import HOME, Visit, sign_in_required
 from sfumato.errors import DataError, SfumatoError, StudyError
-from sfumato.planning import Plan, plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import canonical
 from sfumato.study import QUESTIONS, number
@@ -50,7 +51,7 @@ async def show_plan(visit: Visit) -> Response:
     is_script = "hx-request" in visit.request.headers
     try:
         request = await visit.service.show(request_of, visit.form)
-        planned = (await visit.service.planners.call(_plan, request)).to_dict()
+        planned = await visit.service.planners.call(_plan, request)
     except SfumatoError as error:
         problem = _form_problem(error)
         if is_script:
@@ -75,7 +76,7 @@ async def start(visit: Visit) -> Response:
                 visit,
                 visit.form,
                 request,
-                planned=planned.to_dict(),
+                planned=planned,
                 digest=digest,
                 is_changed=True,
             )
@@ -85,7 +86,7 @@ async def start(visit: Visit) -> Response:
             request,
             key=visit.service.key,
             rng=SystemRng(),
-            now=visit.service.now,
+            now=time.time,
         )
     except SfumatoError as error:
         return _page(visit, visit.form, request, problem=_form_problem(error))
@@ -93,10 +94,8 @@ async def start(visit: Visit) -> Response:
     return RedirectResponse(f"{HOME}/{row.id}", status_code=303)
 
 
-def _plan(values: Mapping[str, Any]) -> Plan:
-    request = requests.Request.from_mapping(values)
-    study, dictionary = request.parse_study(), request.dictionary()
-    return plan(study, items=None if dictionary is None else dictionary.items)
+def _plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    return Request.from_mapping(values).plan().to_dict()
 
 
 def _form_problem(error: SfumatoError) -> Problem:
@@ -176,9 +175,10 @@ def request_of(form: Form) -> dict[str, Any]:
 
 def digest_of(request: Mapping[str, Any]) -> str:
     """A digest of what the plan depends on: all of the request but its name and purpose."""
-    values = {key: value for key, value in request.items() if key not in ("name", "purpose")}
-    study = {key: str(value) for key, value in values["study"].items()}  # JSON has no inf
-    return hashlib.sha256(canonical(values | {"study": study}).encode()).hexdigest()
+    study, items = request["study"], request["items"]
+    terms = {key: value for key, value in request.items() if key in _TERMS}
+    texts = {key: str(value) for key, value in (study | terms).items()}  # JSON has no inf, no date
+    return hashlib.sha256(canonical({"items": items, "texts": texts}).encode()).hexdigest()
 
 
 def items_of(form: Form) -> list[str] | None:
@@ -232,7 +232,8 @@ def _value(field: Field, text: str) -> Any:
 def _toml(text: str) -> dict[str, Any]:
     try:
         keys = tomllib.loads(text, parse_float=number)
-    except tomllib.TOMLDecodeError as problem:
+    except (ValueError, RecursionError) as problem:  # of the syntax, and of numbers and nesting
         raise StudyError(f"the study is not TOML: {problem}") from None
     closes = keys.get("closes")
-    return keys | {"closes": (closes - _DAY_ZERO).days} if isinstance(closes, date) else keys
+    # A time is a date, too, and no day.
+    return keys | {"closes": (closes - _DAY_ZERO).days} if type(closes) is date else keys

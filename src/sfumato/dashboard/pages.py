@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ async def sign_in(request: Request) -> Response:
     async with own_form(request, None) as form:
         next_page, token = safe_next_page(form.text("next")), form.text("token")
     try:
-        name, seconds = await service.show(sessions.start, service.store, token, now=service.now())
+        name, seconds = await service.show(sessions.start, service.store, token, now=time.time())
     except Problem as problem:
         if problem.code != "unauthorized":
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -271,7 +271,7 @@ def ledger_view(store: Store) -> LedgerView:
             _charges(charges, owners[charges[0].task], names, budget.delta)
             for charges in entries_by_cohort(entries).values()
         ),
-        local=tuple(_local_cost(row) for row in rows if _trust(row) == "local"),
+        local=tuple(_local_costs(rows)),
     )
 
 
@@ -289,13 +289,12 @@ def _charges(
     )
 
 
-def _trust(row: StudyRow) -> str:
-    return str(json.loads(row.plan)["privacy"]["trust"])
-
-
-def _local_cost(row: StudyRow) -> LocalCost:
-    terms, plan = terms_of(row), json.loads(row.plan)
-    return LocalCost(row, plan["privacy"]["epsilon"], terms.daily_reports, terms.lifetime_epsilon)
+def _local_costs(rows: Sequence[StudyRow]) -> Iterator[LocalCost]:
+    for row in rows:
+        privacy, terms = json.loads(row.plan)["privacy"], terms_of(row)
+        if privacy["trust"] == "local":
+            epsilon = privacy["epsilon"]
+            yield LocalCost(row, epsilon, terms.daily_reports, terms.lifetime_epsilon)
 
 
 def _noise(loss: Any) -> str:

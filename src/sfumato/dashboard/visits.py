@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ async def session_of(request: Request) -> Session | None:
     name, service = request.cookies.get(sessions.COOKIE), service_of(request)
     if not name:
         return None
-    return await service.show(sessions.find, service.store, name, now=service.now())
+    return await service.show(sessions.find, service.store, name, now=time.time())
 
 
 @asynccontextmanager

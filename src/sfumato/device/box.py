@@ -6,11 +6,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -55,7 +55,6 @@ class Box(Protocol):
 
     def read(self) -> str | None:
         """Return the state that was last written."""
-        ...
 
     def write(self, state: str) -> None: ...
 
@@ -65,11 +64,9 @@ class Box(Protocol):
 
     def drop_dictionaries(self, except_for: set[str]) -> None:
         """Drop all dictionaries except those with these digests."""
-        ...
 
     def round(self, study: str) -> tuple[str, bytes] | None:
         """Return the device's progress in a masked round of a study, and its last message."""
-        ...
 
     def keep_round(self, study: str, state: str, message: bytes) -> None: ...
 
@@ -77,19 +74,15 @@ class Box(Protocol):
 
     def model(self, study: str) -> tuple[str, bytes] | None:
         """Return the digest and the bytes of the latest parameters of a study's model."""
-        ...
 
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
         """Keep these parameters in place of earlier ones of the study."""
-        ...
 
     def drop_models(self, except_for: set[str]) -> None:
         """Drop the models of all studies except these and those with an unfinished round."""
-        ...
 
     def drop_rounds(self, except_for: set[str]) -> None:
         """Drop the rounds of all studies except these."""
-        ...
 
     def close(self) -> None: ...
 
@@ -139,11 +132,8 @@ class SqliteBox:
                 self._path, isolation_level=None, timeout=WAIT_SECONDS
             )
         try:
-            with self._as_store_errors():
-                self._connection.execute("PRAGMA synchronous = FULL")
-                self._connection.execute("PRAGMA secure_delete = ON")
-                for table in TABLES:
-                    self._connection.execute(table)
+            for statement in ("PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON", *TABLES):
+                self._run(statement)
             self.read()  # raises if the key is another
         except StoreError:
             self._connection.close()
@@ -156,7 +146,7 @@ class SqliteBox:
         try:
             with box.transaction():
                 state = box.read()
-                studies = box._connection.execute("SELECT study FROM round").fetchall()
+                studies = box._run("SELECT study FROM round")
                 rounds = {study: box.round(study) for (study,) in studies}
                 box._seal = seal
                 if state is not None:
@@ -169,99 +159,80 @@ class SqliteBox:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._as_store_errors():
-            self._connection.execute("BEGIN IMMEDIATE")
+        self._run("BEGIN IMMEDIATE")
         try:
             yield
-            with self._as_store_errors():
-                self._connection.execute("COMMIT")
+            self._run("COMMIT")
         except BaseException:
             if self._connection.in_transaction:  # a full disk may have ended it
                 self._connection.execute("ROLLBACK")
             raise
 
     def read(self) -> str | None:
-        with self._as_store_errors():
-            row = self._connection.execute("SELECT text FROM state").fetchone()
-        return None if row is None else self._opened("state", row[0]).decode()
+        rows = self._run("SELECT text FROM state")
+        return self._opened("state", rows[0][0]).decode() if rows else None
 
     def write(self, state: str) -> None:
-        with self._as_store_errors():
-            self._connection.execute(
-                "REPLACE INTO state VALUES (1, ?)", (self._sealed("state", state),)
-            )
+        self._run("REPLACE INTO state VALUES (1, ?)", self._sealed("state", state))
 
     def dictionary(self, digest: str) -> bytes | None:
-        with self._as_store_errors():
-            row = self._connection.execute(
-                "SELECT body FROM dictionary WHERE digest = ?", (digest,)
-            ).fetchone()
-        return None if row is None else bytes(row[0])
+        rows = self._run("SELECT body FROM dictionary WHERE digest = ?", digest)
+        return bytes(rows[0][0]) if rows else None
 
     def keep_dictionary(self, digest: str, body: bytes) -> None:
-        with self._as_store_errors():
-            self._connection.execute("REPLACE INTO dictionary VALUES (?, ?)", (digest, body))
+        self._run("REPLACE INTO dictionary VALUES (?, ?)", digest, body)
 
     def drop_dictionaries(self, except_for: set[str]) -> None:
-        with self._as_store_errors():
-            with closing(self._connection.execute("SELECT digest FROM dictionary")) as rows:
-                digests = [(digest,) for (digest,) in rows if digest not in except_for]
-            self._connection.executemany("DELETE FROM dictionary WHERE digest = ?", digests)
+        for (digest,) in self._run("SELECT digest FROM dictionary"):
+            if digest not in except_for:
+                self._run("DELETE FROM dictionary WHERE digest = ?", digest)
 
     def round(self, study: str) -> tuple[str, bytes] | None:
-        with self._as_store_errors():
-            row = self._connection.execute(
-                "SELECT state, message FROM round WHERE study = ?", (study,)
-            ).fetchone()
-        if row is None:
+        rows = self._run("SELECT state, message FROM round WHERE study = ?", study)
+        if not rows:
             return None
-        state, message = row
+        state, message = rows[0]
         text = self._opened(f"round of {study}", state).decode()
         if self._seal is not None:
             message = self._opened(f"message of {study}", message)
         return text, bytes(message)
 
     def keep_round(self, study: str, state: str, message: bytes) -> None:
-        parts = (
+        self._run(
+            "REPLACE INTO round VALUES (?, ?, ?)",
+            study,
             self._sealed(f"round of {study}", state),
             self._sealed(f"message of {study}", message),
         )
-        with self._as_store_errors():
-            self._connection.execute("REPLACE INTO round VALUES (?, ?, ?)", (study, *parts))
 
     def drop_round(self, study: str) -> None:
-        with self._as_store_errors():
-            self._connection.execute("DELETE FROM round WHERE study = ?", (study,))
+        self._run("DELETE FROM round WHERE study = ?", study)
 
     def model(self, study: str) -> tuple[str, bytes] | None:
-        with self._as_store_errors():
-            row = self._connection.execute(
-                "SELECT digest, body FROM model WHERE study = ?", (study,)
-            ).fetchone()
-        return None if row is None else (str(row[0]), bytes(row[1]))
+        rows = self._run("SELECT digest, body FROM model WHERE study = ?", study)
+        return (str(rows[0][0]), bytes(rows[0][1])) if rows else None
 
     def keep_model(self, study: str, digest: str, body: bytes) -> None:
-        with self._as_store_errors():
-            self._connection.execute("REPLACE INTO model VALUES (?, ?, ?)", (study, digest, body))
+        self._run("REPLACE INTO model VALUES (?, ?, ?)", study, digest, body)
 
     def drop_models(self, except_for: set[str]) -> None:
-        with self._as_store_errors():
-            with closing(
-                self._connection.execute(
-                    "SELECT study FROM model WHERE study NOT IN (SELECT study FROM round)"
-                )
-            ) as rows:
-                studies = [(study,) for (study,) in rows if study not in except_for]
-            self._connection.executemany("DELETE FROM model WHERE study = ?", studies)
+        for (study,) in self._run(
+            "SELECT study FROM model WHERE study NOT IN (SELECT study FROM round)"
+        ):
+            if study not in except_for:
+                self._run("DELETE FROM model WHERE study = ?", study)
 
     def drop_rounds(self, except_for: set[str]) -> None:
-        with self._as_store_errors():
-            with closing(self._connection.execute("SELECT study FROM round")) as rows:
-                studies = [(study,) for (study,) in rows if study not in except_for]
-            self._connection.executemany("DELETE FROM round WHERE study = ?", studies)
+        for (study,) in self._run("SELECT study FROM round"):
+            if study not in except_for:
+                self.drop_round(study)
 
     def close(self) -> None:
         self._connection.close()
+
+    def _run(self, sql: str, *parameters: object) -> list[Any]:
+        with self._as_store_errors():
+            return self._connection.execute(sql, parameters).fetchall()
 
     def _sealed(self, place: str, value: str | bytes) -> str | bytes:
         """The value as the file has it."""

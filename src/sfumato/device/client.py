@@ -202,7 +202,11 @@ class Http:
         allow_plain: bool = False,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port  # raises if it is no port
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SpecError(
                 "a collector's address must be like https://host or https://host:port; "
@@ -212,7 +216,7 @@ class Http:
             raise SpecError(
                 "a collector's address must have no user, query or fragment; leave them out"
             )
-        if parts.scheme == "http" and not (allow_plain or _is_loopback(parts.hostname)):
+        if parts.scheme == "http" and not (allow_plain or is_loopback(parts.hostname)):
             raise SpecError(
                 "a collector on another machine must be reached by https; got http",
                 hint="allow plain http only where the network itself is private",
@@ -282,7 +286,8 @@ class Http:
         self.close()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is that of this machine."""
     if host == "localhost":
         return True
     try:

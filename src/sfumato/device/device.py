@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -62,13 +62,8 @@ class SendSummary:
     wrong_passcode: int = 0  # out of those pending: refused just now, for their study's passcode
 
     def __add__(self, other: SendSummary) -> SendSummary:
-        return SendSummary(
-            self.delivered + other.delivered,
-            self.rejected + other.rejected,
-            self.forgotten + other.forgotten,
-            self.pending + other.pending,
-            self.wrong_passcode + other.wrong_passcode,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return SendSummary(*(mine + theirs for mine, theirs in pairs))
 
     def to_dict(self) -> dict[str, int]:
         return {
@@ -295,7 +290,9 @@ class Device:
         with self._transaction() as state:
             due = state.outbox.due(now)
             ids = state.report_ids
-            state.report_ids = {each.id: ids.get(each.id) or self._new_report_id() for each in due}
+            state.report_ids = {
+                each.id: ids.get(each.id) or self._rng.words(2).tobytes().hex() for each in due
+            }
             tasks = {record.task_id for record in due}
             state.retries = {task: at for task, at in state.retries.items() if task in tasks}
             report_ids, retries = dict(state.report_ids), dict(state.retries)
@@ -385,7 +382,12 @@ class Device:
             return
         if self._box.dictionary(offer.dictionary) is None:
             dictionary = client.fetch_dictionary(self._send, offer.dictionary)
-            self._check_length(offer, len(dictionary.places()))
+            items = len(dictionary.places())
+            if offer.task.takes_categories() and items != offer.task.categories:
+                raise OfferError(
+                    "a dictionary must have one item for each of its task's "
+                    f"{offer.task.categories} categories; got {items}"
+                )
             with self._box.transaction():
                 self._box.keep_dictionary(dictionary.digest, dictionary.body)
 
@@ -409,14 +411,6 @@ class Device:
             return None
         digest, body = model
         return body if digest == offer.model.digest else None
-
-    @staticmethod
-    def _check_length(offer: Offer, items: int) -> None:
-        if offer.task.takes_categories() and items != offer.task.categories:
-            raise OfferError(
-                f"a dictionary must have one item for each of its task's {offer.task.categories} "
-                f"categories; got {items}"
-            )
 
     def _dictionary(self, offer: Offer) -> client.Dictionary | None:
         """The offer's dictionary; None while another process is still fetching it."""
@@ -472,9 +466,6 @@ class Device:
 
     def _random(self) -> float:
         return int(self._rng.words(1)[0]) / 2.0**64
-
-    def _new_report_id(self) -> str:
-        return self._rng.words(2).tobytes().hex()
 
     def _offered_studies(self, state: State) -> list[OfferedStudy]:
         return [

@@ -23,13 +23,14 @@ def explain(task: LocalTask | Task | WordTask, data: bytes) -> dict[str, Any]:
     if isinstance(task, LocalTask):
         return _one_row(task.randomizer, data)
     if isinstance(task, WordTask):
+        discoverer: Any = task.discoverer
         return {
-            "algorithm": kind_of(task.discoverer),
+            "algorithm": kind_of(discoverer),
             "epsilon": task.epsilon,
             "parts": {
-                name: _sizes(part)
-                for name, part in _members(task.discoverer).items()
-                if isinstance(part, Randomizer)
+                field.name: _sizes(part)
+                for field in fields(discoverer)
+                if isinstance(part := getattr(discoverer, field.name), Randomizer)
             },
             "record": data.hex(),
         }
@@ -50,10 +51,6 @@ def _one_row(randomizer: Randomizer, data: bytes) -> dict[str, Any]:
     if isinstance(randomizer, CountMeanSketch):
         text = record_text(randomizer, record)
     return {**_sizes(randomizer), "row": row, "record": text}
-
-
-def _members(spec: Any) -> dict[str, Any]:
-    return {each.name: getattr(spec, each.name) for each in fields(spec)}
 
 
 def _sizes(randomizer: Randomizer) -> dict[str, Any]:

@@ -239,8 +239,10 @@ def check_signature(context: bytes, text: str, digits: str, key: bytes) -> None:
 
     `digits` is the signature in hexadecimal.
     """
+    _check_key(key)
     try:
-        _public(key).verify(bytes.fromhex(digits), context + text.encode())
+        public = Ed25519PublicKey.from_public_bytes(key)
+        public.verify(bytes.fromhex(digits), context + text.encode())
     except (InvalidSignature, ValueError):  # ValueError: not hexadecimal, or a surrogate
         raise OfferError(
             "an offer must be signed with the collector's key; this signature does not match it",
@@ -267,11 +269,6 @@ def public_key(key: bytes) -> bytes:
 def _secret(key: bytes) -> Ed25519PrivateKey:
     _check_key(key)
     return Ed25519PrivateKey.from_private_bytes(key)
-
-
-def _public(key: bytes) -> Ed25519PublicKey:
-    _check_key(key)
-    return Ed25519PublicKey.from_public_bytes(key)
 
 
 def _check_key(key: bytes) -> None:

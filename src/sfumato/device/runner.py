@@ -107,8 +107,16 @@ class Runner:
                 f"the spool {self._spool} must be a readable folder; create it, or give another"
             ) from problem
         for path in paths:
-            text = path.read_bytes()
-            path.unlink()
+            try:
+                text = path.read_bytes()
+                path.unlink()
+            except FileNotFoundError:  # another runner has taken it
+                continue
+            except OSError as problem:
+                raise SpecError(
+                    f"the files in the spool {self._spool} must be readable, and may be deleted; "
+                    f"one is not: {problem.strerror}"
+                ) from problem
             self.record(text.decode(errors="surrogateescape").splitlines(), now)
 
     def _jitter(self, seconds: float) -> float:

@@ -278,10 +278,9 @@ class NetworkFleet:
         """The offer of a new task, if there is one; it may take a while to open."""
         until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
-            offers = _retry(lambda: self._devices[0].offers(date * DAY_SECONDS))
-            for offered in offers:
-                if offered.offer.study == study and offered.offer.task.id not in task_ids:
-                    return offered.offer
+            offer = self._current_offer(study, date * DAY_SECONDS)
+            if offer is not None and offer.task.id not in task_ids:
+                return offer
             time.sleep(0.1)
         return None
 
@@ -301,7 +300,7 @@ class NetworkFleet:
         order: list[str] = []  # tasks in the order of their offers
         while time.monotonic() < until:
             start = time.monotonic()
-            offer = self._current_offer(study, timeout)
+            offer = self._current_offer(study, time.time(), timeout)
             if (seconds := time.monotonic() - start) > OUTAGE_SECONDS:  # the collector was away
                 until += seconds
             is_over = offer is not None and offer.model is not None and offer.task.id in task_ids
@@ -350,11 +349,12 @@ class NetworkFleet:
                 until = time.monotonic() + (ROUND_SECONDS if is_last else timeout)
         return outcomes
 
-    def _current_offer(self, study: str, timeout: float) -> Offer | None:
+    def _current_offer(
+        self, study: str, now: float, timeout: float = TIMEOUT_SECONDS
+    ) -> Offer | None:
         """The current offer of a study, if it has one."""
-        device, now = self._devices[0], time.time()
-        offers = [offered.offer for offered in _retry(lambda: device.offers(now), timeout)]
-        return next((offer for offer in offers if offer.study == study), None)
+        offers = _retry(lambda: self._devices[0].offers(now), timeout)
+        return next((each.offer for each in offers if each.offer.study == study), None)
 
     def _is_last(
         self, task_counts: Counter[int], offer: Offer, dropouts: Collection[int] = frozenset()
@@ -373,9 +373,7 @@ class NetworkFleet:
         device, now = self._devices[number], time.time()
 
         def part() -> RoundClient | Outcome | SkipReason:
-            for offered in device.offers(now):
-                if offered.offer.study == study and offered.consent == "none":
-                    device.consent(study)
+            _consent(device, study, now)
             return device.part(study, self._holdings[number], now)
 
         return _retry(part, timeout)
@@ -425,9 +423,7 @@ class NetworkFleet:
         device, opening = self._devices[number], float(date * DAY_SECONDS)
         outcomes: Counter[str] = Counter()
         if events := self._events(number, offer.task.is_local, day, days):
-            for offered in _retry(lambda: device.offers(opening)):
-                if offered.offer.study == offer.study and offered.consent == "none":
-                    device.consent(offer.study)
+            _retry(lambda: _consent(device, offer.study, opening))
             for value in events:
                 moment = opening + float(self._moments[number])
                 outcomes[str(device.record(offer.study, value, moment))] += 1
@@ -446,17 +442,16 @@ class NetworkFleet:
 
     def _offer(self, study: str, date: int, timeout: float) -> Offer:
         """The offer of a study; between two of its tasks there may be none for a while."""
-        device, until = self._devices[0], time.monotonic() + timeout
-        while True:
-            for offered in _retry(lambda: device.offers(date * DAY_SECONDS)):
-                if offered.offer.study == study:
-                    return offered.offer
+        until = time.monotonic() + timeout
+        while (offer := self._current_offer(study, date * DAY_SECONDS)) is None:
             if time.monotonic() > until:
+                refused = "; ".join(self._devices[0].refused)
                 raise ServiceError(
                     f"the collector does not offer {study!r}",
-                    hint="; ".join(device.refused) or "use the study's name, not its id",
+                    hint=refused or "use the study's name, not its id",
                 )
             time.sleep(0.1)
+        return offer
 
     def _refused(self) -> int:
         """The number of uploads that were refused or not answered."""
@@ -495,6 +490,13 @@ def sessions_of_first_task(
     order += [name for name in dict.fromkeys([task_id, *ids]) if name not in order]
     first = min(ids, key=order.index, default="")
     return {k: each for k, each in sessions.items() if each.part.offer.task.id == first}
+
+
+def _consent(device: Device, study: str, now: float) -> None:
+    """Fetch the offers, and agree to the study, if the device has not before."""
+    for offered in device.offers(now):
+        if offered.offer.study == study and offered.consent == "none":
+            device.consent(study)
 
 
 def _retry(request: Callable[[], T], timeout: float = TIMEOUT_SECONDS) -> T:
@@ -554,28 +556,18 @@ def draw_dropout_phase(rates: Mapping[str, float], chance: np.random.Generator) 
 
 def drive_sessions(
     groups: Sequence[tuple[Send, Sequence[RoundSession]]],
-    *,
-    timeout_seconds: float = ROUND_TIMEOUT_SECONDS,
-    idle_seconds: float = IDLE_SECONDS,
     progress: Callable[[float], None] | None = None,
 ) -> Counter[str]:
     """Drive sessions to their end, in one thread per connection, and count their outcomes.
 
     `progress` gets how far those of the first connection are, between 0 and 1.
 
-    They give up if the collector does not answer for `timeout_seconds`, or has no news for any
-    device of a connection for `idle_seconds`, since a cohort may never be complete.
+    They give up if the collector does not answer for `ROUND_TIMEOUT_SECONDS`, or has no news for
+    any device of a connection for `IDLE_SECONDS`, since a cohort may never be complete.
     """
-
     reports = chain([progress or _silent], repeat(_silent))
-
-    def drive(
-        group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
-    ) -> Counter[str]:
-        return _drive(*group, timeout_seconds, idle_seconds, report)
-
     with ThreadPoolExecutor(max(1, len(groups))) as threads:
-        return sum(threads.map(drive, groups, reports), Counter[str]())
+        return sum(threads.map(_drive, groups, reports), Counter[str]())
 
 
 def _report_day(report: Callable[[str, float], None], day: int, days: int, share: float) -> None:
@@ -588,15 +580,11 @@ def _silent(share: float) -> None:
 
 
 def _drive(
-    send: Send,
-    sessions: Sequence[RoundSession],
-    timeout_seconds: float,
-    idle_seconds: float,
-    report: Callable[[float], None],
+    group: tuple[Send, Sequence[RoundSession]], report: Callable[[float], None]
 ) -> Counter[str]:
-    outcomes: Counter[str] = Counter()
+    (send, sessions), outcomes = group, Counter[str]()
     active, is_idle = list(sessions), False
-    until, last_progress = time.monotonic() + timeout_seconds, time.monotonic()
+    until, last_progress = time.monotonic() + ROUND_TIMEOUT_SECONDS, time.monotonic()
     while active:
         report(sum(session.progress for session in sessions) / len(sessions))
         has_progress = has_answer = False
@@ -609,7 +597,7 @@ def _drive(
                 has_progress = True  # unknown: ask again at once
                 break  # the next session would not reach the collector either
         if has_answer:
-            until = time.monotonic() + timeout_seconds
+            until = time.monotonic() + ROUND_TIMEOUT_SECONDS
         elif time.monotonic() > until:
             outcomes[RoundOutcome.UNREACHABLE] += len(active)
             return outcomes
@@ -618,7 +606,7 @@ def _drive(
         is_idle = not has_progress
         if has_progress:
             last_progress = time.monotonic()
-        elif time.monotonic() - last_progress > idle_seconds:
+        elif time.monotonic() - last_progress > IDLE_SECONDS:
             outcomes[RoundOutcome.WAITING] += len(active)
             return outcomes
         for session in active:

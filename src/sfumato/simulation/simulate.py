@@ -212,5 +212,7 @@ def _size_notes(planned: int, population: Population, sample: int) -> list[str]:
     if devices < planned:
         return [f"the data has {devices:,} devices; the plan was made for {planned:,}"]
     if devices > planned:
-        return [f"{sample:,} of the {devices:,} devices in the data were asked, as planned"]
+        # A device is in a cohort at random, so that their number is the planned one on average.
+        end = "as planned" if sample == planned else f"and the plan was made for {planned:,}"
+        return [f"{sample:,} of the {devices:,} devices in the data were asked, {end}"]
     return []

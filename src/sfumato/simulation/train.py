@@ -179,6 +179,8 @@ def train(
         if names := ", ".join(name for name, value in options.items() if value is not None):
             raise SpecError(f'algorithm = "diffsketch" does not have {names}; leave it out')
         return _train_sketched(planned, design, data, own, seed, ledger, progress, evaluate_every)
+    if resume and checkpoint is None:
+        raise SpecError("resume continues from a checkpoint; got none", hint="give the checkpoint")
     if checkpoint is not None and ledger is None:
         raise SpecError(
             "a checkpoint needs the ledger of its training, so that every run of a round is "

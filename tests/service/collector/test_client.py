@@ -126,7 +126,10 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(token: str) -> Non
     assert token not in str(caught.value)
 
 
-@pytest.mark.parametrize("server", ["", "ftp://a", "https://", "http:///v1", "https://a/?b", "a:1"])
+@pytest.mark.parametrize(
+    "server",
+    ["", "ftp://a", "https://", "http:///v1", "https://a/?b", "a:1", "http://a:b", "http://[::1"],
+)
 def test_an_invalid_address_is_refused(server: str) -> None:
     with pytest.raises(SpecError, match="a server must be"):
         AdminClient(server, "sfu_x")

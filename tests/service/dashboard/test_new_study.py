@@ -14,6 +14,7 @@ import pytest
 from browsing import TREES, Stage
 from service.dashboard.test_pages import page_text
 from service.dashboard.visiting import Visitor
+from sfumato.collector.requests import Request
 from sfumato.dashboard.fields import GROUPS, applies
 from sfumato.dashboard.forms import File, Form
 from sfumato.dashboard.new_study import digest_of, items_of, request_of
@@ -211,6 +212,23 @@ def test_toml_goes_before_the_fields() -> None:
     request = request_of(form(toml=f'passcode_digest = "{"ab" * 32}"'))
     assert request["passcode_digest"] == "ab" * 32
     assert len(digest_of(request)) == 64
+
+
+@pytest.mark.parametrize("toml", ["devices = " + "1" * 5_000, "a = " + "[" * 3_000, "devices ="])
+def test_toml_that_cannot_be_read_is_refused(toml: str) -> None:
+    with pytest.raises(StudyError, match="the study is not TOML"):
+        request_of(form(toml=toml))
+
+
+@pytest.mark.parametrize(
+    "toml",
+    ["closes = 2099-12-31T10:00:00", "minimum = 2.5", 'open_seconds = "long"', "closes = true"],
+)
+def test_terms_in_toml_that_are_no_whole_numbers_are_refused(toml: str) -> None:
+    request = request_of(form(toml=toml))
+    assert len(digest_of(request)) == 64
+    with pytest.raises(StudyError, match=f"{toml.split()[0]} must be a whole number"):
+        Request.from_mapping(request)
 
 
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_field() -> None:

@@ -138,6 +138,30 @@ def test_a_runner_continues_without_its_collector(
     assert activity.problems == ["the collector did not answer"]
 
 
+@pytest.mark.parametrize("error", [None, PermissionError(13, "Permission denied")])
+def test_a_file_that_another_runner_takes_is_left_out_and_one_that_cannot_be_read_is_refused(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    (tmp_path / "values").write_text("Street trees\toak\n")
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if error is not None:
+            raise error
+        text = read(path)
+        path.unlink()  # by the other one
+        return text
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    runner = Runner(device, spool=tmp_path)
+    if error is None:
+        runner.step(NOON)
+        assert not runner.report().values
+    else:
+        with pytest.raises(SpecError, match="must be readable"):
+            runner.step(NOON)
+
+
 def test_a_spool_that_is_not_a_folder_is_refused(device: Device, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="spool"):
         Runner(device, spool=tmp_path / "none").step(NOON)
@@ -175,6 +199,9 @@ def test_a_home_keeps_to_its_collectors_key(server: StandIn, tmp_path: Path) -> 
     assert "another key" in output_of("log", *home, "--key", "00" * 32, code=2)
     short = ("--home", str(tmp_path / "other"), "--server", server.url, "--key", "00")
     assert "64 hexadecimal digits" in output_of("log", *short, code=2)
+    for text in ("", "[1]"):
+        (tmp_path / "phone" / "collector.json").write_text(text)
+        assert "collector.json is damaged" in output_of("log", *home, code=2)
 
 
 def test_consent_is_asked_for(server: StandIn, tmp_path: Path) -> None:
@@ -288,7 +315,11 @@ def test_a_command_tells_when_to_send(
 
 def test_a_condition_that_cannot_run_is_an_error(server: StandIn, tmp_path: Path) -> None:
     options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
-    for command, message in (("", "must be a command"), ("/nowhere/at-all", "cannot run")):
+    for command, message in (
+        ("", "must be a command"),
+        ("a'b", "its quoting is wrong"),
+        ("/nowhere/at-all", "cannot run"),
+    ):
         done = CliRunner().invoke(main, ["device", "run", "--once", "--when", command, *options])
         assert done.exit_code == 2
         assert message in done.output

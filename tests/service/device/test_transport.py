@@ -54,6 +54,8 @@ def server() -> Iterator[StandIn]:
         "https://",
         "https://user:word@collector.example",
         "https://collector.example/?who=1",
+        "https://collector.example:port",
+        "https://[::1",
     ],
 )
 def test_an_address_that_is_not_safe_is_refused(url: str) -> None:

@@ -88,6 +88,20 @@ def test_a_key_that_cannot_be_made_says_why(store: Store, tmp_path: Path) -> Non
         load_or_make(tmp_path / "nowhere" / "key", store)
 
 
+def test_a_key_that_could_not_be_stored_leaves_no_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(SpecError, match="No space left"):
+        load_or_make(folder / "sfumato.key", store)
+    assert not list(folder.iterdir())
+
+
 def test_a_key_is_replaced_and_open_offers_are_signed_with_the_new_one(tmp_path: Path) -> None:
     file, stage = tmp_path / "key", Stage(tmp_path / "stage.db")
     file.write_text(KEY.hex())

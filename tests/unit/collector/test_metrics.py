@@ -36,7 +36,7 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
 def busy_metrics() -> Metrics:
     """Metrics of which all are published."""
     metrics = Metrics()
-    metrics.count_reports("a", "stored", MANY)
+    metrics.reports.labels("a", "stored").inc(MANY)
     for counter in (metrics.uploads, metrics.round_messages, metrics.rounds):
         counter.labels("x").inc(MANY)
     for counter in (metrics.commits, metrics.commit_seconds, metrics.worker_errors):
@@ -55,9 +55,9 @@ def busy_metrics() -> Metrics:
 
 def test_counts_add_up_by_their_labels() -> None:
     metrics = Metrics()
-    metrics.count_reports("a", "stored", 350)
-    metrics.count_reports("a", "stored", 150)
-    metrics.count_reports("b", "malformed", 100)
+    metrics.reports.labels("a", "stored").inc(350)
+    metrics.reports.labels("a", "stored").inc(150)
+    metrics.reports.labels("b", "malformed").inc(100)
     assert samples(metrics, "sfumato_reports") == {
         ("_total", "stored", "a"): 500,
         ("_total", "malformed", "b"): 100,
@@ -68,7 +68,7 @@ def test_numbers_that_devices_increase_are_published_in_steps_from_the_first_on(
     """And only go up, as Prometheus expects of a counter."""
     metrics, values = Metrics(), []
     for _ in range(500):
-        metrics.count_reports("a", "stored", 7)
+        metrics.reports.labels("a", "stored").inc(7)
         values.append(samples(metrics, "sfumato_reports").get(("_total", "stored", "a")))
     assert values == [7 * count // 100 * 100 or None for count in range(1, 501)]
     assert MANY == logs.MANY
@@ -141,7 +141,7 @@ def test_metrics_of_two_services_are_apart() -> None:
 
 def test_a_label_cannot_break_out_of_its_quotes() -> None:
     metrics = Metrics()
-    metrics.count_reports('1"} 2\n\\x', "stored", MANY)
+    metrics.reports.labels('1"} 2\n\\x', "stored").inc(MANY)
     assert 'study="1\\"} 2\\n\\\\x"} 100.0\n' in metrics.text()
     assert samples(metrics, "sfumato_reports") == {("_total", "stored", '1"} 2\n\\x'): MANY}
 
@@ -157,7 +157,7 @@ def test_threads_lose_no_count() -> None:
     def count() -> None:
         for _ in range(2_000):
             metrics.commits.inc()
-            metrics.count_reports("a", "stored", 1)
+            metrics.reports.labels("a", "stored").inc(1)
             metrics.observe_request(ROUTE, "POST", 201, 0.5)
 
     threads = [threading.Thread(target=count) for _ in range(4)]

@@ -107,6 +107,8 @@ def test_a_password_is_not_shown() -> None:
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(settings.to_dict())
     assert settings.to_dict()["store"] == "postgresql://collector@db.example:5432/sfumato"
+    mistyped = "postgresql:/collector:hunter2@db.example/sfumato"
+    assert without_secrets(mistyped) == "postgresql:…"
 
 
 @pytest.mark.parametrize("store", ["sqlite:///a.db", "sqlite:////srv/a.db", "a.db"])

@@ -13,7 +13,19 @@ from typing import Any
 import pytest
 
 from checks import SEED
-from collecting import ITEMS, KEY, TODAY, Clock, create, open_task, report, request, upload, work
+from collecting import (
+    ITEMS,
+    KEY,
+    TODAY,
+    Clock,
+    create,
+    entries_of,
+    open_task,
+    report,
+    request,
+    upload,
+    work,
+)
 from planning_checks import sums_of
 from sfumato.collector import studies
 from sfumato.collector.problems import Problem
@@ -236,7 +248,7 @@ def test_deleting_drops_what_devices_sent_and_keeps_what_was_released_and_charge
         assert tx.release(row.id) is not None
         assert len(tx.entries()) == 1
         assert list(tx.sealed_records(task.id)) == []
-        assert tx.answers(row.id) == []
+        assert tx.answer_rows(row.id) == []
     with pytest.raises(Problem) as caught:
         studies.close(store, row.id)
     assert caught.value.code == "wrong-state"
@@ -301,11 +313,11 @@ def test_a_store_charges_as_a_ledger_does(store: Store) -> None:
             except BudgetError as problem:
                 outcomes.append(str(problem))
         assert outcomes[0] == outcomes[1]
-    state = studies.ledger(store)
-    assert len(state["entries"]) == len(ledger.entries()) == 3
-    assert (state["epsilon"], state["delta"]) == (1.7, 1e-6)
-    assert state["spent"] == ledger.spent()
-    json.dumps(state, allow_nan=False)
+    with store.reading() as tx:
+        stored = StoreLedger(tx)
+        assert len(stored.entries()) == len(ledger.entries()) == 3
+        assert stored.budget == budget
+        assert stored.spent() == ledger.spent()
 
 
 def _charge(store: Store, charge: dict[str, Any]) -> None:
@@ -321,13 +333,14 @@ def test_a_charge_is_undone_with_its_transaction(store: Store) -> None:
 
     with pytest.raises(ZeroDivisionError):
         charge_and_fail()
-    assert studies.ledger(store)["entries"] == []
+    assert entries_of(store) == []
 
 
 def test_without_a_budget_everything_is_recorded(store: Store) -> None:
     _charge(store, {"campaign": "words", "cohort": "a", "task": "t", "loss": NoPrivacy()})
-    state = studies.ledger(store)
-    assert (state["epsilon"], state["spent"], len(state["entries"])) == (None, None, 1)
+    with store.reading() as tx:
+        ledger = StoreLedger(tx)
+        assert (ledger.budget.epsilon, ledger.spent(), len(ledger.entries())) == (None, math.inf, 1)
 
 
 def test_a_budget_is_set_once_and_before_anything_was_charged(store: Store) -> None:
@@ -342,7 +355,8 @@ def test_a_store_that_has_charged_without_a_limit_gets_none(store: Store) -> Non
     with pytest.raises(BudgetError, match="charged without one"):
         set_budget(store, Budget(epsilon=1.0, delta=1e-6))
     set_budget(store, NO_LIMIT)
-    assert studies.ledger(store)["epsilon"] is None
+    with store.reading() as tx:
+        assert StoreLedger(tx).budget.epsilon is None
 
 
 def test_a_study_that_the_budget_would_refuse_is_not_opened(store: Store, clock: Clock) -> None:

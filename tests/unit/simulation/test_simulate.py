@@ -191,7 +191,12 @@ def test_fewer_or_more_devices_than_planned_are_noted() -> None:
     assert "has 50 devices" in sfumato.simulate(plan, ["oak"] * 50).notes[-1]
     more = sfumato.simulate(plan, ["oak"] * 1_000, seed=SEED)
     assert more.cost.devices < 170
-    assert "were asked, as planned" in more.notes[-1]
+    head = f"{more.cost.devices} of the 1,000 devices in the data were asked"
+    assert more.cost.devices != 100  # with this seed: the control of the note
+    assert more.notes[-1] == f"{head}, and the plan was made for 100"
+    exact = sfumato.simulate({**STUDY, "devices": 100, "cohorts": "different"}, ["oak"] * 1_000)
+    assert exact.cost.devices == 100
+    assert "100 of the 1,000 devices in the data were asked, as planned" in exact.notes
 
 
 def test_a_threshold_leaves_small_counts_out() -> None:

@@ -366,6 +366,8 @@ def test_a_checkpoint_goes_with_the_ledger_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books, file = Ledger(Budget(epsilon=8.0, delta=1e-3)), tmp_path / "run.pt"
+    with pytest.raises(SpecError, match="resume continues from a checkpoint"):
+        train(study(), population(), ledger=books, resume=True)
     with pytest.raises(SpecError, match="a checkpoint needs the ledger") as refused:
         train(study(), population(), checkpoint=file)
     assert "--ledger" in str(refused.value.hint)

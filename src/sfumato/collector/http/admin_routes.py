@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,7 +27,6 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.store.ledger import StoreLedger, price
 from sfumato.collector.store.store import Store, StudyRow, TokenRow
 from sfumato.collector.tokens import Role
-from sfumato.planning import plan
 from sfumato.privacy import SystemRng
 from sfumato.spec import to_json
 
@@ -148,7 +148,7 @@ def needs(role: Role) -> Callable[..., Awaitable[TokenRow]]:
 
     async def authorise(service: Served, credentials: Credentials) -> TokenRow:
         token = None if credentials is None else credentials.credentials
-        return await service.call(tokens.authorise, service.store, token, role, now=service.now())
+        return await service.call(tokens.authorise, service.store, token, role, now=time.time())
 
     return authorise
 
@@ -355,7 +355,7 @@ def _parse(body: bytes, model: type[_Model]) -> _Model:
 
 def _create(service: Service, body: bytes) -> StudyRow:
     values = _parse(body, StudyRequest).model_dump()
-    return studies.create(service.store, values, key=service.key, rng=SystemRng(), now=service.now)
+    return studies.create(service.store, values, key=service.key, rng=SystemRng(), now=time.time)
 
 
 def _plan(body: bytes) -> dict[str, Any]:
@@ -363,8 +363,7 @@ def _plan(body: bytes) -> dict[str, Any]:
     request = requests.Request(
         name="", purpose="", study=plan_request.study, items=plan_request.items
     )
-    study, dictionary = request.parse_study(), request.dictionary()
-    return plan(study, items=None if dictionary is None else dictionary.items).to_dict()
+    return request.plan().to_dict()
 
 
 async def _read_study(service: Service, study_id: str) -> Study:

@@ -65,9 +65,8 @@ def create_app(service: Service, routes: Sequence[BaseRoute] = ()) -> FastAPI:
         responses=problems("unauthorized", "forbidden", "store-unavailable"),
     )
     app.router.routes.extend(routes)
-    app.add_exception_handler(SfumatoError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_refusal)
+    app.add_exception_handler(RequestValidationError, _answer_refusal)
     app.add_middleware(Shield)
     app.state.patterns = dict(_patterns(app.routes))
     app.openapi = lambda: openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's own way
@@ -99,7 +98,7 @@ async def show_metrics(service: Served, credentials: Credentials) -> Response:
     if not service.settings.open_metrics:
         needs_all_studies(await needs("analyst")(service, credentials))
     with suppress(StoreError):  # other numbers are needed most while the store is away
-        service.metrics.failing_studies.set(await service.count_failing())
+        service.metrics.failing_studies.set(await service.call(service.count_failing))
     return Response(service.metrics.text(), media_type=MEDIA_TYPE)
 
 
@@ -199,15 +198,8 @@ def _problem_of(error: Exception) -> Problem:
     return problem
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    return problem_response(_problem_of(error))
-
-
-async def _answer_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # registered for nothing else
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    """The answer to a request that FastAPI refuses by itself."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
     codes = {404: "not-found", 405: "method-not-allowed"}
-    return problem_response(Problem(codes.get(error.status_code, "malformed-request")))
-
-
-async def _answer_invalid(request: Request, error: Exception) -> Response:
-    return problem_response(Problem("malformed-request"))
+    return problem_response(Problem(codes.get(status, "malformed-request")))

@@ -53,7 +53,6 @@ class _Write:
     size: int
     apply: Writer[Any, Any]
     item: Any
-    loop: asyncio.AbstractEventLoop
     outcome: asyncio.Future[Any]
 
 
@@ -128,7 +127,7 @@ class CommitQueue:
             self._check_capacity(who, size + _OVERHEAD_BYTES)
             if not self._waiting:  # wake the thread when the loop has nothing else to do
                 loop.call_soon(self._wake)
-            write = _Write(who, size + _OVERHEAD_BYTES, apply, item, loop, outcome)
+            write = _Write(who, size + _OVERHEAD_BYTES, apply, item, outcome)
             self._waiting.setdefault(who, deque()).append(write)
             self._bytes.take(who, write.size)
             self._writes.take(who, 1)
@@ -170,7 +169,7 @@ class CommitQueue:
             with self._changed:  # they are no longer in memory
                 for write in group:
                     self._give_back(write)
-            for loop in {write.loop for write in group}:
+            for loop in {write.outcome.get_loop() for write in group}:
                 with suppress(RuntimeError):  # it has ended
                     loop.call_soon_threadsafe(_settle, loop, group, outcomes)
 
@@ -227,7 +226,7 @@ def _settle(
 ) -> None:
     """Set the outcomes that are awaited in this loop."""
     for write, outcome in zip(group, outcomes, strict=True):
-        if write.loop is not loop or write.outcome.done():
+        if write.outcome.get_loop() is not loop or write.outcome.done():
             continue
         if isinstance(outcome, Exception):
             write.outcome.set_exception(outcome)

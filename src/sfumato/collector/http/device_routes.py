@@ -165,7 +165,7 @@ async def upload_reports(request: Request, task_id: TaskId) -> Response:
             raise task_closed()
     for outcome, count in (("stored", admitted.count), *rejected.items()):
         if count:
-            service.metrics.count_reports(task.study_id, outcome, count)
+            service.metrics.reports.labels(task.study_id, outcome).inc(count)
     return JSONResponse({"rejected": rejected}) if rejected else _STORED
 
 

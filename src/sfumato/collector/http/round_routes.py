@@ -37,7 +37,7 @@ from sfumato.collector.http.waiting import Wakening
 from sfumato.collector.problems import Problem
 from sfumato.collector.store.round_tables import ENDED, Join, Message, Place, StoreOutcome
 from sfumato.collector.store.store import Transaction
-from sfumato.collector.worker.round_cache import CachedRound, check_alive
+from sfumato.collector.worker.round_cache import CachedRound, check_alive, most_bytes
 from sfumato.secagg.agreement import fingerprint
 from sfumato.secagg.coordinator import Phase
 from sfumato.secagg.round import KEY_BYTES
@@ -200,7 +200,7 @@ async def put_message(
     sender = await _find_member(request, round_id, phase, member)
     service.commits.check_capacity(round_id)
     if sender.phase is Phase.MASK:
-        size = sender.round.most_bytes(sender.phase)
+        size = most_bytes(sender.round.spec, sender.phase)
         async with service.table_turnstile.enter(size, seconds=_TURN_SECONDS):
             outcome = await _store(request, sender)
     else:
@@ -293,7 +293,7 @@ async def _store(request: Request, sender: _Member) -> StoreOutcome:
     round_id, number = sender.round.spec.nonce, sender.number
     async with service.uploads.read(
         request,
-        most_bytes=sender.round.most_bytes(phase),
+        most_bytes=most_bytes(sender.round.spec, phase),
         seconds=service.settings.upload_seconds,
         who=round_id,
     ) as body:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Literal, ParamSpec, TypeVar
@@ -24,13 +24,13 @@ from sfumato.collector.problems import Problem
 from sfumato.collector.settings import Settings
 from sfumato.collector.store.ledger import precompute_costs
 from sfumato.collector.store.round_tables import StoreOutcome
-from sfumato.collector.store.store import FaultRow, Store
+from sfumato.collector.store.store import Store
 from sfumato.collector.worker.replay import PhaseMessages
 from sfumato.collector.worker.round_cache import RoundCache
 from sfumato.collector.worker.table_queue import QueuedTable, TableQueue
 from sfumato.collector.worker.thread import WorkerThread
 from sfumato.collector.worker.worker import trim_memory
-from sfumato.errors import ImpossibleError, SfumatoError
+from sfumato.errors import ImpossibleError
 
 _THREADS = 8  # for calls of the store, each with a connection
 _PAGE_THREADS = 3  # the same, for pages
@@ -59,14 +59,12 @@ class Service:
         changes: ChangeNotifier | None = None,
         tables: TableQueue | None = None,
         messages: PhaseMessages | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.settings = settings
         self.key = key  # signs offers
         self.metrics = metrics or Metrics()
         self.worker = worker
-        self.now = now
         self.commits = CommitQueue(store, settings, self.metrics)
         self.planners = Planners()
         self.admissions = asyncio.Semaphore(ADMISSIONS)
@@ -74,7 +72,7 @@ class Service:
         self.requests = Bodies(2 * settings.study_bytes)  # with a token or a session
         self.sign_ins = Bodies(2 * settings.connections * SIGN_IN_BYTES)  # never full
         self.contents = Contents(settings.study_bytes)
-        self.tasks = TaskCache(store, settings, self.call, clock=now)
+        self.tasks = TaskCache(store, settings, self.call)
         self.rounds = RoundCache(store, self.call, messages)
         self.changes = changes or ChangeNotifier(store)
         self.table_turnstile = Turnstile(_TABLE_BYTES)
@@ -85,7 +83,9 @@ class Service:
 
     def start(self) -> None:
         self.commits.start()
-        threading.Thread(target=self._work_out_ledger, name="ledger", daemon=True).start()
+        costs = threading.Thread(target=precompute_costs, args=[self.store], name="ledger")
+        costs.daemon = True  # composing may take long
+        costs.start()
 
     async def drain(self) -> None:
         """Store everything in the queue, and end the threads. The store stays open."""
@@ -147,7 +147,7 @@ class Service:
         if self.worker is not None and not self.worker.healthy:
             raise Problem("worker-failing", retry_after_seconds=5)
         if time.monotonic() >= self._ready_until:
-            self._failing = await self.call(self._count_faults)
+            self._failing = await self.call(self.count_failing, writing=True)
             self._ready_until = time.monotonic() + _READY_SECONDS
         return self._failing
 
@@ -158,22 +158,11 @@ class Service:
             return "none"
         return "active" if self.worker.is_active else "standby"
 
-    async def count_failing(self) -> int:
-        """The number of studies with a fault, whichever process has the worker."""
-        return len(await self.call(self._read_faults))
-
-    def _work_out_ledger(self) -> None:
-        with suppress(SfumatoError):  # a request for the ledger gets the same error
-            precompute_costs(self.store)
-
-    def _count_faults(self) -> int:
-        """The same in a transaction that could write, which fails unless the store can."""
-        with self.store.transaction() as tx:
+    def count_failing(self, *, writing: bool = False) -> int:
+        """The number of studies with a fault, whichever process has the worker; with `writing`, in
+        a transaction that fails unless the store can be written. It blocks."""
+        with self.store.transaction() if writing else self.store.reading() as tx:
             return len(tx.faults())
-
-    def _read_faults(self) -> Mapping[str, FaultRow]:
-        with self.store.reading() as tx:
-            return tx.faults()
 
     def __repr__(self) -> str:  # never the key
         return f"Service({self.store!r})"

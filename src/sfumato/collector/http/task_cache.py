@@ -79,15 +79,11 @@ class TaskCache:
         store: Store,
         settings: Settings,
         call: Callable[..., Awaitable[object]],
-        now: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`call(function, *arguments)` runs a blocking function in a thread; `clock` gives seconds
-        since 1970."""
+        """`call(function, *arguments)` runs a blocking function in a thread."""
         self._store = store
         self._settings = settings
         self._call = call
-        self._now, self._clock = now, clock
         self._lock = asyncio.Lock()
         self._closed: set[str] = set()
         self._damaged: set[str] = set()
@@ -96,21 +92,19 @@ class TaskCache:
 
     async def snapshot(self, *, fresh: bool = False) -> Snapshot:
         """The tasks that are open now; `fresh` reads the store in any case."""
-        now = self._now()
+        now = time.monotonic()
         oldest = now if fresh else now - _FRESH_SECONDS
         snapshot = self._snapshot
         if snapshot is None or snapshot.read_at < oldest:
             async with self._lock:
                 if self._snapshot is None or self._snapshot.read_at < oldest:
                     await self._call(self._refresh)
-        elif snapshot.read_at < now - _FRESH_SECONDS / 2 and not self._is_renewing:
+        elif snapshot.read_at < now - _FRESH_SECONDS / 2 and (
+            self._renewal is None or self._renewal.done()
+        ):
             self._renewal = asyncio.ensure_future(self._renew())  # so that no request waits for it
         assert self._snapshot is not None  # `_refresh` returned
         return self._snapshot
-
-    @property
-    def _is_renewing(self) -> bool:
-        return self._renewal is not None and not self._renewal.done()
 
     async def _renew(self) -> None:
         with suppress(StoreError):  # the next request gets it
@@ -141,7 +135,7 @@ class TaskCache:
         return None if row is None else row.state
 
     def _refresh(self) -> None:
-        read_at = self._now()
+        read_at = time.monotonic()
         with self._store.reading() as tx:
             rows, digests = tx.open_tasks(), tx.passcodes()
         previous = {} if self._snapshot is None else self._snapshot.tasks
@@ -177,7 +171,7 @@ class TaskCache:
 
     def _bucket(self, row: TaskRow) -> Bucket:
         """The limit on the rate of a task's reports."""
-        seconds = 0.0 if row.open_until is None else row.open_until - self._clock()
+        seconds = 0.0 if row.open_until is None else row.open_until - time.time()
         if row.capacity_left and seconds > 0:  # it must not be full before its time is over
             first = max(1, row.capacity_left // FIRST_SHARE)
             rate = (row.capacity_left - first) / seconds

@@ -25,9 +25,8 @@ class ChangeNotifier:
     """A number that rises when a round may have changed. All methods but `notify` and `stop` belong
     to one loop."""
 
-    def __init__(self, store: Store, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._poll_seconds = poll_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[bytes, tuple[int, asyncio.Future[Wakening]]] = {}  # by device
         self._arrivals = count()
@@ -77,27 +76,24 @@ class ChangeNotifier:
 
     async def _watch(self) -> None:
         """Look for changes that other processes make, as long as any request waits."""
-        last = await self._read_state()
+        last = await asyncio.to_thread(self._read_state)
         self._wake()  # there may have been changes before
         while not self._stopping:
-            await asyncio.sleep(self._poll_seconds)
+            await asyncio.sleep(POLL_SECONDS)
             if not self._waiting:  # a woken request waits again by now, if at all
                 return
-            state = await self._read_state()
+            state = await asyncio.to_thread(self._read_state)
             if state is not None and state != last:
                 last = state
                 self._wake()
 
-    async def _read_state(self) -> tuple[int, int] | None:
+    def _read_state(self) -> tuple[int, int] | None:
         try:
-            return await asyncio.to_thread(self._read)
+            with self._store.reading() as tx:
+                return tx.revision()
         except StoreError as error:
             log_error("news-not-read", error)
             return None
-
-    def _read(self) -> tuple[int, int]:
-        with self._store.reading() as tx:
-            return tx.revision()
 
     def _wake(self) -> None:
         self.number += 1

@@ -37,18 +37,19 @@ def database(url: str | Path) -> Database:
     """The database at `sqlite:///relative.db`, `sqlite:////absolute.db`, a path or
     `postgresql://user@host/name`. Nothing is opened yet.
     """
-    scheme, separator, rest = str(url).partition("://")
-    if not separator:
+    scheme, _, rest = str(url).partition(":")
+    by_scheme = {scheme: server for server in SERVERS for scheme in server.schemes}
+    is_url = rest.startswith("//")
+    if not is_url and scheme not in ("sqlite", *by_scheme):
         return Sqlite(Path(url))
-    if scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
-        return Sqlite(Path(rest[1:]))
-    for server in SERVERS:
-        if scheme in server.schemes:
-            return _on_server(server, str(url))
+    if scheme == "sqlite" and rest.startswith("///") and len(rest) > 3:
+        return Sqlite(Path(rest[3:]))
+    if is_url and scheme in by_scheme:
+        return _on_server(by_scheme[scheme], str(url))
     servers = " or ".join(f"at {server.schemes[0]}://…" for server in SERVERS)
     raise StoreError(
         f"a store must be at sqlite:///FILE, at a plain path or {servers}; got a URL that starts "
-        f"with {scheme}://",
+        f"with {scheme}:{'//' if is_url else ''}",
         hint="sqlite:///collector.db is a file in this folder, sqlite:////srv/collector.db is not",
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from sfumato.collector.store.store import Store, Transaction
-from sfumato.errors import BudgetError
+from sfumato.errors import BudgetError, SfumatoError
 from sfumato.privacy import Budget, Charge, Entry, Loss
 from sfumato.privacy.accounting import epsilon_of, loss_of_task
 from sfumato.privacy.ledger import afford, spent
@@ -92,14 +93,16 @@ def price(charges: Sequence[Entry], delta: float) -> float:
 
 
 def precompute_costs(store: Store) -> None:
-    """Compose the charges so far into the cache, so that no request has to wait for it."""
-    with store.reading() as tx:
-        ledger = StoreLedger(tx)
-        budget, entries = ledger.budget, ledger.entries()
-    if entries:
-        spent_by(entries, budget)
-        for charges in entries_by_cohort(entries).values():
-            price(charges, budget.delta)
+    """Compose the charges so far into the cache, so that no request has to wait for it. A request
+    for the ledger gets the error, if there is one."""
+    with suppress(SfumatoError):
+        with store.reading() as tx:
+            ledger = StoreLedger(tx)
+            budget, entries = ledger.budget, ledger.entries()
+        if entries:
+            spent_by(entries, budget)
+            for charges in entries_by_cohort(entries).values():
+                price(charges, budget.delta)
 
 
 @lru_cache(maxsize=16)

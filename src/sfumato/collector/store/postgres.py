@@ -71,9 +71,10 @@ class Postgres:
         self.name = f"the store {parts.get('dbname', '')} on {parts.get('host', 'this machine')}"
 
     def connect(self) -> PostgresConnection:
-        with _as_store_errors(self.name):
-            raw = self._raw_connection()
-        return PostgresConnection(self.name, raw)
+        try:
+            return PostgresConnection(self.name, self._raw_connection())
+        except psycopg.Error as problem:
+            raise _store_error(self.name, problem) from None
 
     def append_only(self, table: str, key: str) -> list[str]:
         return [
@@ -133,9 +134,8 @@ class Postgres:
             yield connection if is_ours else None
 
     def _raw_connection(self) -> psycopg.Connection[Row]:
-        parts = conninfo.conninfo_to_dict(self.url)
-        seconds = int(parts.get("connect_timeout") or _CONNECT_SECONDS)
-        parts = {"client_encoding": "utf8", **_ALIVE, **parts, "connect_timeout": seconds}
+        own: dict[str, Any] = {"client_encoding": "utf8", "connect_timeout": _CONNECT_SECONDS}
+        parts = {**own, **_ALIVE, **conninfo.conninfo_to_dict(self.url)}
         raw = psycopg.connect(conninfo.make_conninfo("", **parts), autocommit=True)
         try:
             row = raw.execute(_IS_DURABLE, (f"{round(1000 * self._wait_seconds)}ms",)).fetchone()
@@ -258,11 +258,10 @@ class PostgresConnection:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         try:
-            with _as_store_errors(self._name):
-                yield
-        except StoreError:
+            yield
+        except psycopg.Error as problem:  # its details show whole rows, so it is not the cause
             self.has_failed = True
-            raise
+            raise _store_error(self._name, problem) from None
 
 
 def _program_path(program: str) -> str:
@@ -277,15 +276,6 @@ def _program_path(program: str) -> str:
 def _version(program: Path) -> float:
     folder = program.parents[1].name
     return float(folder) if folder.replace(".", "", 1).isdigit() else 0.0
-
-
-@contextmanager
-def _as_store_errors(name: str) -> Iterator[None]:
-    """Raise psycopg's errors as `StoreError`s, without the cause: its details show whole rows."""
-    try:
-        yield
-    except psycopg.Error as problem:
-        raise _store_error(name, problem) from None
 
 
 def _store_error(name: str, problem: psycopg.Error) -> StoreError:

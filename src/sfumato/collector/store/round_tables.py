@@ -10,7 +10,7 @@ address of a device is stored: its identity is a key that it made for this one u
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from sfumato.collector.store import digests
@@ -44,31 +44,31 @@ class Statements:
     def _insert(self, table: str, columns: str, rows: Sequence[Row]) -> None:
         self._open.insert(table, columns.split(", "), rows)
 
+    def _first(self, sql: str, *parameters: Any) -> Any:
+        """The first row of the result; None if it has none."""
+        return next(iter(self._run(sql, *parameters)), None)
+
     def _sum(self, sql: str, *parameters: Any) -> int:
         return int(self._run(sql, *parameters)[0][0] or 0)
 
     def _task(self, task_id: str) -> int:
         """The number of a task in the tables."""
         if task_id not in self._tasks:
-            rows = self._run("SELECT task FROM task WHERE id = ?", task_id)
-            if not rows:
-                raise no_task(task_id)
-            self._tasks[task_id] = rows[0][0]
+            row = self._first("SELECT task FROM task WHERE id = ?", task_id)
+            if row is None:
+                raise StoreError(f"there is no task {task_id}")
+            self._tasks[task_id] = row[0]
         return self._tasks[task_id]
 
     def _lock_open_task(self, task_id: str) -> int | None:
         """The number of a task, if it is open and accepts any number of reports; nobody can close
         it before this transaction is over."""
-        rows = self._run(
+        row = self._first(
             "SELECT task FROM task WHERE id = ? AND state = 'open' AND room IS NULL"
             + self._open.share_lock,
             task_id,
         )
-        return rows[0][0] if rows else None
-
-
-def no_task(task_id: str) -> StoreError:
-    return StoreError(f"there is no task {task_id}")
+        return None if row is None else row[0]
 
 
 WAITING, ACCEPTED = "", "taken"  # outcomes of messages; any other is the reason for a refusal
@@ -180,15 +180,15 @@ class RoundTables(Statements):
 
     def _outcome_of_old(self, join: Join) -> JoinOutcome:
         """The outcome of a join that is not new."""
-        rows = self._run(
+        row = self._first(
             "SELECT task.id FROM joined JOIN task USING (task)"
             " WHERE campaign = ? AND identity = ? AND ticket = ?",
             join.campaign,
             join.identity,
             join.ticket,
         )
-        if rows:
-            return "same" if rows[0][0] == join.task_id else "taken"
+        if row is not None:
+            return "same" if row[0] == join.task_id else "taken"
         return "closed" if self._lock_open_task(join.task_id) is None else "taken"
 
     def waiting_count(self, task_id: str) -> int:
@@ -209,12 +209,8 @@ class RoundTables(Statements):
     ) -> None:
         """Form a round of these waiting devices, in the order of members."""
         columns = ", ".join(field.name for field in fields(RoundRow))
-        values = tuple(getattr(row, field.name) for field in fields(RoundRow))
-        self._insert(
-            "round",
-            f"task, invitation, {columns}",
-            [(self._task(task_id), invitation, *values)],
-        )
+        values = (self._task(task_id), invitation, *astuple(row))
+        self._insert("round", f"task, invitation, {columns}", [values])
         round = self._round(row.id)
         self._open.execute_many(
             "UPDATE joined SET round = ?, member = ? WHERE number = ?",
@@ -235,11 +231,10 @@ class RoundTables(Statements):
 
     def active_rounds(self) -> dict[str, str]:
         """The ids of all rounds that are not over, with those of their tasks."""
-        marks = ", ".join("?" for _ in ENDED)
         return dict(
             self._run(
                 "SELECT round.id, task.id FROM round JOIN task USING (task)"
-                f" WHERE phase NOT IN ({marks})",
+                " WHERE phase NOT IN (?, ?)",
                 *ENDED,
             )
         )
@@ -256,28 +251,28 @@ class RoundTables(Statements):
         return [RoundRow(*row) for row in rows]
 
     def round(self, round_id: str) -> RoundRow | None:
-        rows = self._run(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
-        return RoundRow(*rows[0]) if rows else None
+        row = self._first(f"SELECT {_ROUND} FROM round WHERE id = ?", round_id)
+        return None if row is None else RoundRow(*row)
 
     def lock_round(self, round_id: str) -> RoundRow | None:
         """The round; nobody else can change it before this transaction is over."""
-        rows = self._run(
+        row = self._first(
             f"SELECT {_ROUND} FROM round WHERE id = ?{self._open.exclusive_lock}", round_id
         )
-        return RoundRow(*rows[0]) if rows else None
+        return None if row is None else RoundRow(*row)
 
     def active_round(self, task_id: str) -> tuple[str, int, dict[str, int]] | None:
         """The phase, the number of members and the number of messages in each phase of a task's
         round that has not ended."""
-        rows = self._run(
+        row = self._first(
             "SELECT round, phase FROM round WHERE task = ? AND phase NOT IN (?, ?)"
             " ORDER BY round DESC LIMIT 1",
             self._task(task_id),
             *ENDED,
         )
-        if not rows:
+        if row is None:
             return None
-        round, phase = rows[0]
+        round, phase = row
         members = self._sum("SELECT COUNT(*) FROM joined WHERE round = ?", round)
         counts = self._run(
             "SELECT phase, COUNT(*) FROM round_message WHERE round = ? GROUP BY phase", round
@@ -286,20 +281,20 @@ class RoundTables(Statements):
 
     def invitation(self, round_id: str) -> str:
         """The invitation that members get when their round begins."""
-        rows = self._run("SELECT invitation FROM round WHERE id = ?", round_id)
-        if not rows:
+        row = self._first("SELECT invitation FROM round WHERE id = ?", round_id)
+        if row is None:
             raise _no_round(round_id)
-        return str(rows[0][0])
+        return str(row[0])
 
     def place(self, ticket: bytes) -> Place | None:
         """The place of the ticket with this digest."""
-        rows = self._run(
+        row = self._first(
             "SELECT task.id, round.id, joined.member, round.phase FROM joined"
             " JOIN task ON task.task = joined.task LEFT JOIN round ON round.round = joined.round"
             " WHERE joined.ticket = ?",
             ticket,
         )
-        return Place(*rows[0]) if rows else None
+        return None if row is None else Place(*row)
 
     def members(self, round_id: str) -> list[tuple[bytes, bytes]]:
         """(identity, digest of the ticket) of the members, in their order."""
@@ -328,22 +323,12 @@ class RoundTables(Statements):
     def _add_alike(
         self, round_id: str, phase: str, messages: Sequence[Message]
     ) -> Iterator[StoreOutcome]:
-        rows = self._run(
+        row = self._first(
             f"SELECT round, phase, is_open FROM round WHERE id = ?{self._open.exclusive_lock}",
             round_id,
         )
-        round, present, is_open = rows[0] if rows else (None, "", False)
-        members = sorted({message.member for message in messages})
-        query, parameters = self._open.values_query(members)
-        digests = dict(
-            self._run(
-                "SELECT member, digest FROM round_message WHERE round = ? AND phase = ?"
-                f" AND member IN ({query})",
-                round,
-                phase,
-                *parameters,
-            )
-        )
+        round, present, is_open = row or (None, "", False)
+        digests = self._digests(round, phase, sorted({message.member for message in messages}))
         new: dict[int, Message] = {}
         if present == phase and is_open:
             for message in messages:
@@ -361,8 +346,8 @@ class RoundTables(Statements):
             if message is new.get(message.member):
                 yield "new"
             elif message.member in new or message.member in digests:
-                first = new[message.member].digest if message.member in new else None
-                digest = first or bytes(digests[message.member])
+                first = new.get(message.member)
+                digest = digests[message.member] if first is None else first.digest
                 yield "same" if digest == message.digest else "other"
             else:
                 yield "late"
@@ -381,17 +366,6 @@ class RoundTables(Statements):
             ],
         )
 
-    def message(self, round_id: str, phase: str, member: int) -> tuple[bytes, str] | None:
-        """(digest, outcome) of a member's message in a phase."""
-        rows = self._run(
-            "SELECT digest, outcome FROM round_message WHERE round = ? AND phase = ?"
-            " AND member = ?",
-            self._round(round_id),
-            phase,
-            member,
-        )
-        return (bytes(rows[0][0]), rows[0][1]) if rows else None
-
     def messages(self, round_id: str, phase: str, members: Sequence[int]) -> dict[int, bytes]:
         """The messages of these members in a phase."""
         if not members:
@@ -409,11 +383,14 @@ class RoundTables(Statements):
         self, round_id: str, phase: str, members: Sequence[int]
     ) -> dict[int, bytes]:
         """The digests of these members' messages in a phase."""
-        query, parameters = self._open.values_query(list(members))
+        return self._digests(self._round(round_id), phase, members)
+
+    def _digests(self, round: int | None, phase: str, members: Sequence[int]) -> dict[int, bytes]:
+        query, parameters = self._open.values_query(members)
         rows = self._run(
             "SELECT member, digest FROM round_message WHERE round = ? AND phase = ?"
             f" AND member IN ({query})",
-            self._round(round_id),
+            round,
             phase,
             *parameters,
         )
@@ -468,10 +445,10 @@ class RoundTables(Statements):
 
     def checkpoint_row(self, round_id: str) -> digests.Row | None:
         """The row of a round's checkpoint, without a check of its digest."""
-        rows = self._run("SELECT checkpoint, digest FROM round WHERE id = ?", round_id)
-        if not rows or rows[0][0] is None:
+        row = self._first("SELECT checkpoint, digest FROM round WHERE id = ?", round_id)
+        if row is None or row[0] is None:
             return None
-        return digests.Row("checkpoint", round_id, bytes(rows[0][0]), 0, rows[0][1])
+        return digests.Row("checkpoint", round_id, bytes(row[0]), 0, row[1])
 
     def close_phase(self, round_id: str) -> None:
         """Accept no more messages for the phase after the commit."""
@@ -540,8 +517,8 @@ class RoundTables(Statements):
 
     def revision(self) -> tuple[int, int]:
         """Changes whenever there is something new for a member of a round."""
-        rows = self._run("SELECT COUNT(*), SUM(turn) FROM round")
-        return int(rows[0][0]), int(rows[0][1] or 0)
+        rounds, turns = self._first("SELECT COUNT(*), SUM(turn) FROM round")
+        return int(rounds), int(turns or 0)
 
     def drop_rounds(self, study_id: str) -> None:
         """Delete a study's rounds, and the secret of its noise."""
@@ -560,16 +537,16 @@ class RoundTables(Statements):
         self._insert("secret", "study_id, seed", [(study_id, seed)])
 
     def secret(self, study_id: str) -> bytes | None:
-        rows = self._run("SELECT seed FROM secret WHERE study_id = ?", study_id)
-        return bytes(rows[0][0]) if rows else None
+        row = self._first("SELECT seed FROM secret WHERE study_id = ?", study_id)
+        return None if row is None else bytes(row[0])
 
     def _round(self, round_id: str) -> int:
         """The number of a round in the tables."""
         if round_id not in self._rounds:
-            rows = self._run("SELECT round FROM round WHERE id = ?", round_id)
-            if not rows:
+            row = self._first("SELECT round FROM round WHERE id = ?", round_id)
+            if row is None:
                 raise _no_round(round_id)
-            self._rounds[round_id] = int(rows[0][0])
+            self._rounds[round_id] = int(row[0])
         return self._rounds[round_id]
 
 

@@ -181,18 +181,16 @@ def _apply(
 ) -> None:
     """Execute the step after version `present`, if there is one."""
     for part in chain(*steps[present : present + 1]):
-        for statement in _statements(database, part):
+        if isinstance(part, AppendOnly):
+            statements = database.append_only(part.table, part.key)
+        else:
+            statements = [part.format_map(database.types)]
+        for statement in statements:
             connection.execute(statement)
     if present == 0:
         connection.execute("CREATE TABLE migration (version INTEGER PRIMARY KEY)")
     if present < len(steps):
         connection.execute("INSERT INTO migration VALUES (?)", (present + 1,))
-
-
-def _statements(database: Database, part: str | AppendOnly) -> list[str]:
-    if isinstance(part, AppendOnly):
-        return database.append_only(part.table, part.key)
-    return [part.format_map(database.types)]
 
 
 def _newer(database: Database, present: int, latest: int) -> StoreError:

@@ -283,11 +283,10 @@ class SqliteConnection:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         try:
-            with _as_store_errors(self._path):
-                yield
-        except StoreError:
+            yield
+        except sqlite3.Error as problem:
             self.has_failed = True
-            raise
+            raise _store_error(self._path, problem) from None
 
 
 class SqliteCopy:

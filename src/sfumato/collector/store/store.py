@@ -35,6 +35,7 @@ from sfumato.collector.store.database import database
 from sfumato.collector.store.digests import Row, digest_of
 from sfumato.collector.store.driver import Database, DatabaseConnection
 from sfumato.collector.store.round_tables import RoundTables
+from sfumato.device.outbox import DAY_SECONDS
 from sfumato.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
@@ -118,19 +119,19 @@ class Transaction(RoundTables):
         return [StudyRow(*row) for row in self._run(f"SELECT {_STUDY} FROM study ORDER BY number")]
 
     def study(self, study_id: str) -> StudyRow | None:
-        rows = self._run(f"SELECT {_STUDY} FROM study WHERE id = ?", study_id)
-        return StudyRow(*rows[0]) if rows else None
+        row = self._first(f"SELECT {_STUDY} FROM study WHERE id = ?", study_id)
+        return None if row is None else StudyRow(*row)
 
     def study_by_name(self, name: str) -> StudyRow | None:
-        rows = self._run(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
-        return StudyRow(*rows[0]) if rows else None
+        row = self._first(f"SELECT {_STUDY} FROM study WHERE name = ?", name)
+        return None if row is None else StudyRow(*row)
 
     def lock_study(self, study_id: str) -> StudyRow | None:
         """The study; nobody else can change its state before this transaction is over."""
-        rows = self._run(
+        row = self._first(
             f"SELECT {_STUDY} FROM study WHERE id = ?{self._open.share_lock}", study_id
         )
-        return StudyRow(*rows[0]) if rows else None
+        return None if row is None else StudyRow(*row)
 
     def set_study_state(
         self,
@@ -196,8 +197,8 @@ class Transaction(RoundTables):
         return [TaskRow(*row) for row in rows]
 
     def task(self, task_id: str) -> TaskRow | None:
-        rows = self._run(f"SELECT {_TASK} FROM task WHERE id = ?", task_id)
-        return TaskRow(*rows[0]) if rows else None
+        row = self._first(f"SELECT {_TASK} FROM task WHERE id = ?", task_id)
+        return None if row is None else TaskRow(*row)
 
     def open_tasks(self) -> list[TaskRow]:
         rows = self._run(f"SELECT {_TASK} FROM task WHERE state = 'open' ORDER BY task")
@@ -230,8 +231,8 @@ class Transaction(RoundTables):
         self._run("INSERT INTO dictionary VALUES (?, ?) ON CONFLICT DO NOTHING", digest, body)
 
     def dictionary(self, digest: str) -> bytes | None:
-        rows = self._run("SELECT body FROM dictionary WHERE digest = ?", digest)
-        return rows[0][0] if rows else None
+        row = self._first("SELECT body FROM dictionary WHERE digest = ?", digest)
+        return None if row is None else row[0]
 
     def add_model(self, task_id: str, digest: str, body: bytes) -> None:
         """Store the parameters of a task, and delete those of its study's earlier tasks."""
@@ -244,8 +245,8 @@ class Transaction(RoundTables):
 
     def model(self, digest: str) -> bytes | None:
         """The parameters with this digest, if the latest task of a study has them."""
-        rows = self._run("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
-        return rows[0][0] if rows else None
+        row = self._first("SELECT body FROM model WHERE digest = ? LIMIT 1", digest)
+        return None if row is None else row[0]
 
     def models(self, study_id: str) -> list[tuple[str, bytes]]:
         """(digest, parameters) of a study's tasks."""
@@ -285,28 +286,27 @@ class Transaction(RoundTables):
         if task := self._lock_open_task(task_id):
             return task, ["stored"] * len(counts)
         total = sum(counts)
-        rows = self._run(
+        row = self._first(
             "UPDATE task SET room = room - ? WHERE id = ? AND state = 'open' AND room >= ?"
             " RETURNING task",
             total,
             task_id,
             total,
         )
-        if rows:
-            return rows[0][0], ["stored"] * len(counts)
+        if row is not None:
+            return row[0], ["stored"] * len(counts)
         return self._reserve_some(task_id, counts)
 
     def _reserve_some(self, task_id: str, counts: Sequence[int]) -> tuple[int, list[UploadOutcome]]:
         """`_reserve` for a task that cannot accept all of them."""
-        rows = self._run(  # an UPDATE, which also locks the row
+        row = self._first(  # an UPDATE, which also locks the row
             "UPDATE task SET room = room WHERE id = ? AND state = 'open' AND room IS NOT NULL"
             " RETURNING task, room",
             task_id,
         )
-        if not rows:
+        if row is None:
             return 0, ["closed"] * len(counts)
-        task, capacity_left = rows[0]
-        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", task)
+        (task, capacity_left), pending = row, self.pending_count(task_id)
         outcomes: list[UploadOutcome] = []
         for count in counts:
             if count <= capacity_left:
@@ -392,12 +392,12 @@ class Transaction(RoundTables):
 
     def sealed_row(self, task_id: str, number: int) -> Row:
         """One row of sealed records; StoreError if it was deleted."""
-        rows = self._run(
+        row = self._first(
             "SELECT data, count, digest, file, records FROM sealed WHERE number = ?", number
         )
-        if not rows:
+        if row is None:
             raise StoreError(f"the reports of task {task_id} were deleted meanwhile")
-        data, count, digest, file, records = rows[0]
+        data, count, digest, file, records = row
         return Row("sealed", task_id, data, count, digest, number, file, records)
 
     def planned_file(self, task_id: str) -> tuple[str, list[int]] | None:
@@ -461,10 +461,14 @@ class Transaction(RoundTables):
         task = self._task(task_id)
         return dict(self._run("SELECT name, count FROM counter WHERE task = ? ORDER BY name", task))
 
+    def pending_count(self, task_id: str) -> int:
+        """The number of reports that are not sealed."""
+        return self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
+
     def received_count(self, task_id: str) -> int:
         """The number of acknowledged reports: pending, sealed and duplicate ones."""
-        pending = self._sum("SELECT SUM(count) FROM upload WHERE task = ?", self._task(task_id))
-        return pending + self.sealed_count(task_id) + self.counts(task_id).get("repeated", 0)
+        repeated = self.counts(task_id).get("repeated", 0)
+        return self.pending_count(task_id) + self.sealed_count(task_id) + repeated
 
     def add_answer(self, task_id: str, table: bytes, count: int) -> None:
         """A task has one answer; a second is refused."""
@@ -473,12 +477,8 @@ class Transaction(RoundTables):
             "answer", "task, count, data, digest", [(self._task(task_id), count, table, digest)]
         )
 
-    def answers(self, study_id: str) -> list[tuple[str, bytes, int]]:
-        """(task id, table, count) of each task of a study with an answer, in the tasks' order."""
-        return [(row.owner, row.check(), row.count) for row in self.answer_rows(study_id)]
-
     def answer_rows(self, study_id: str) -> list[Row]:
-        """The rows of a study's answers, without a check of their digests."""
+        """The rows of a study's answers, in the tasks' order, without a check of their digests."""
         rows = self._run(
             "SELECT task.id, answer.data, answer.count, answer.digest"
             " FROM answer JOIN task USING (task) WHERE task.study_id = ? ORDER BY task.number",
@@ -488,13 +488,10 @@ class Transaction(RoundTables):
 
     def answer(self, task_id: str) -> tuple[bytes, int] | None:
         """The table and count of a task, if it has an answer."""
-        rows = self._run(
+        row = self._first(
             "SELECT data, count, digest FROM answer WHERE task = ?", self._task(task_id)
         )
-        if not rows:
-            return None
-        row = Row("answer", task_id, *rows[0])
-        return row.check(), row.count
+        return None if row is None else (Row("answer", task_id, *row).check(), row[1])
 
     def add_entry(self, campaign: str, cohort: str, task: str, loss_json: str) -> None:
         """Append to the ledger, permanently."""
@@ -515,8 +512,8 @@ class Transaction(RoundTables):
         self._insert("budget", "number, spec", [(1, budget_json)])
 
     def budget(self) -> str | None:
-        rows = self._run("SELECT spec FROM budget")
-        return rows[0][0] if rows else None
+        row = self._first("SELECT spec FROM budget")
+        return None if row is None else row[0]
 
     def lock_budget(self) -> None:
         """Keep others from charging until this transaction is over; they then read its charges."""
@@ -533,8 +530,8 @@ class Transaction(RoundTables):
 
     def release_row(self, study_id: str) -> Row | None:
         """The row of a study's release, without a check of its digest."""
-        rows = self._run("SELECT data, digest FROM release WHERE study_id = ?", study_id)
-        return Row("release", study_id, rows[0][0].encode(), 0, rows[0][1]) if rows else None
+        row = self._first("SELECT data, digest FROM release WHERE study_id = ?", study_id)
+        return None if row is None else Row("release", study_id, row[0].encode(), 0, row[1])
 
     def put_released_model(self, study_id: str, body: bytes) -> None:
         """Store a released model's parameters permanently."""
@@ -547,15 +544,15 @@ class Transaction(RoundTables):
 
     def released_model_row(self, study_id: str) -> Row | None:
         """The row of a study's released model, without a check of its digest."""
-        rows = self._run("SELECT body, digest FROM released_model WHERE study_id = ?", study_id)
-        return Row("released_model", study_id, rows[0][0], 0, rows[0][1]) if rows else None
+        row = self._first("SELECT body, digest FROM released_model WHERE study_id = ?", study_id)
+        return None if row is None else Row("released_model", study_id, row[0], 0, row[1])
 
     def add_token(self, row: TokenRow, digest: bytes) -> None:
         self._insert("token", f"{_TOKEN}, digest", [(*astuple(row), digest)])
 
     def token(self, digest: bytes) -> TokenRow | None:
-        rows = self._run(f"SELECT {_TOKEN} FROM token WHERE digest = ?", digest)
-        return TokenRow(*rows[0]) if rows else None
+        row = self._first(f"SELECT {_TOKEN} FROM token WHERE digest = ?", digest)
+        return None if row is None else TokenRow(*row)
 
     def tokens(self) -> list[TokenRow]:
         return [TokenRow(*row) for row in self._run(f"SELECT {_TOKEN} FROM token ORDER BY number")]
@@ -571,13 +568,13 @@ class Transaction(RoundTables):
 
     def session(self, digest: bytes) -> tuple[TokenRow, int] | None:
         """The token of a session, and when the session ends."""
-        rows = self._run(
+        row = self._first(
             f"SELECT {', '.join(f'token.{field.name}' for field in fields(TokenRow))},"
             " session.expires FROM session JOIN token ON token.id = session.token_id"
             " WHERE session.digest = ?",
             digest,
         )
-        return (TokenRow(*rows[0][:-1]), rows[0][-1]) if rows else None
+        return None if row is None else (TokenRow(*row[:-1]), row[-1])
 
     def end_session(self, digest: bytes) -> None:
         self._run("DELETE FROM session WHERE digest = ?", digest)
@@ -615,21 +612,6 @@ def _marks(values: Collection[object]) -> str:
 def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _MOST_LISTED):
         yield values[start : start + _MOST_LISTED]
-
-
-__all__ = [
-    "FaultRow",
-    "Store",
-    "StudyRow",
-    "StudyState",
-    "TaskRow",
-    "TaskState",
-    "TokenRow",
-    "Transaction",
-    "UploadOutcome",
-]
-
-_DAY_SECONDS = 86_400
 
 
 class _Worker(local):
@@ -670,10 +652,6 @@ class Store:
     def reading(self) -> AbstractContextManager[Transaction]:
         """Read a snapshot; writing raises StoreReadOnly."""
         return self._transaction(writing=False)
-
-    def check_database(self) -> list[str] | None:
-        """What the database itself finds wrong with its files; None if it has no such check."""
-        return self._database.check()
 
     def scrub(self) -> bool:
         """Remove deleted data from the files, as far as the database allows it.
@@ -720,7 +698,7 @@ class Store:
     @contextmanager
     def _transaction(self, *, writing: bool) -> Iterator[Transaction]:
         connection = self._begin(writing=writing)
-        tx = Transaction(connection, today=int(self._now() // _DAY_SECONDS))
+        tx = Transaction(connection, today=int(self._now() // DAY_SECONDS))
         try:
             yield tx
             if connection.has_failed:  # and the error was caught within the block
@@ -730,11 +708,13 @@ class Store:
                 )
             connection.commit()
         except BaseException:
-            self._undo(connection)
+            if not connection.has_failed:
+                with suppress(StoreError):  # it sets has_failed
+                    connection.rollback()
             raise
         finally:
             tx.end()
-        self._give_back(connection)
+            self._give_back(connection)
 
     def _begin(self, *, writing: bool) -> DatabaseConnection:
         """Begin a transaction on the worker's connection, an idle one or a new one."""
@@ -784,21 +764,13 @@ class Store:
             raise
         return connection
 
-    def _undo(self, connection: DatabaseConnection) -> None:
-        """Roll back; do not use a connection again on which something failed."""
-        if not connection.has_failed:
-            with suppress(StoreError):  # it sets has_failed
-                connection.rollback()
-        if connection.has_failed:
-            connection.close()  # also rolls back
-        else:
-            self._give_back(connection)
-
     def _give_back(self, connection: DatabaseConnection) -> None:
-        if connection is self._worker.connection:
-            return
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(connection)
+        """Keep a connection for the next transaction, unless something failed on it."""
+        if not connection.has_failed:
+            if connection is self._worker.connection:
                 return
-        connection.close()
+            with self._lock:
+                if not self._is_closed:
+                    self._idle.append(connection)
+                    return
+        connection.close()  # also rolls back

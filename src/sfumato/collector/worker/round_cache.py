@@ -39,9 +39,6 @@ class CachedRound:
         """Whether rounds of its kind have this phase."""
         return phase is not Phase.ACK or self.spec.mode == "semi_malicious"
 
-    def most_bytes(self, phase: Phase) -> int:
-        return most_bytes(self.spec, phase)
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CachedAnswer:
@@ -105,13 +102,11 @@ class RoundCache:
         store: Store,
         call: Callable[..., Awaitable[Any]],
         messages: PhaseMessages | None = None,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`call(function, *arguments)` runs a blocking function outside the loop."""
         self._store = store
         self._call = call
         self._messages = messages or PhaseMessages()
-        self._now = now
         self._rounds: OrderedDict[str, CachedRound] = OrderedDict()
         self._answers: dict[tuple[str, Phase], tuple[int, asyncio.Future[CachedAnswer]]] = {}
         self._waiting: dict[str, tuple[float, int]] = {}  # when they were counted, by task
@@ -147,12 +142,12 @@ class RoundCache:
     async def check_capacity(self, task_id: str, *, most: int) -> None:
         """Raise `busy` if this many devices wait for a round; they are counted once a second."""
         read_at, waiting = self._waiting.get(task_id, (-math.inf, 0))
-        if self._now() - read_at >= _FRESH_SECONDS:
+        if (now := time.monotonic()) - read_at >= _FRESH_SECONDS:
             if len(self._waiting) > _MOST_ROUNDS:
                 self._waiting.clear()
-            self._waiting[task_id] = self._now(), waiting  # so that other requests do not count
+            self._waiting[task_id] = now, waiting  # so that other requests do not count
             waiting = await self._call(self._count, task_id)
-            self._waiting[task_id] = self._now(), waiting
+            self._waiting[task_id] = time.monotonic(), waiting
         if waiting >= most:
             raise Problem("busy", "enough devices already wait", retry_after_seconds=60)
 

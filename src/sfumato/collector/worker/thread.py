@@ -37,13 +37,13 @@ class WorkerThread:
         self._stop = threading.Event()
         self._wakeup = threading.Event()
         self._errors = 0  # consecutive ones
-        self._is_active = False
+        self.is_active = False  # the only worker of its store; else it waits until that one ends
         self._succeeded_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._metrics.watch(
             self._metrics.worker_success_age, lambda: time.monotonic() - self._succeeded_at
         )
-        self._metrics.watch(self._metrics.worker_active, lambda: self._is_active)
+        self._metrics.watch(self._metrics.worker_active, lambda: self.is_active)
 
     def start(self) -> None:
         self._thread.start()
@@ -64,11 +64,6 @@ class WorkerThread:
     def healthy(self) -> bool:
         """Whether the thread runs and its last step did not fail."""
         return self._thread.is_alive() and not self._errors
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it is the only worker of its store; otherwise it waits until that one ends."""
-        return self._is_active
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -114,8 +109,8 @@ class WorkerThread:
             self._stop.wait(_GATHER_SECONDS)
 
     def _set_active(self, is_active: bool) -> None:
-        if is_active != self._is_active:
-            self._is_active = is_active
+        if is_active != self.is_active:
+            self.is_active = is_active
             log("worker-active" if is_active else "worker-inactive")
 
     def _note_success(self) -> None:

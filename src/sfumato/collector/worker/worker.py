@@ -163,7 +163,8 @@ class Worker:
 
     def _attempt(self, row: StudyRow) -> bool:
         if row.state not in studies.ALIVE:
-            return self._tidy(row)
+            self._tidy(row)
+            return False
         try:
             return self._advance(row)
         except _FINAL as problem:
@@ -223,12 +224,11 @@ class Worker:
                 row,
                 task,
                 is_over=task.state == "closing" or self._is_over(row),
-                may_skip=studies.may_skip(row),
+                may_skip=studies.design_of(row).may_skip,
                 conclude=self._conclude,
             )
         with self._store.reading() as tx:
-            sealed = tx.sealed_count(task.id)
-            waiting = tx.received_count(task.id) - tx.counts(task.id).get("repeated", 0) - sealed
+            sealed, waiting = tx.sealed_count(task.id), tx.pending_count(task.id)
         enough = self._enough(row, task)
         is_full = enough is not None and sealed >= enough
         if task.state == "open" and (is_full or self._is_over(row)):
@@ -383,16 +383,16 @@ class Worker:
         fields = {"reason": problem} if problem else {}
         self._log(f"study-{state}", level=level, study_id=row.id, **fields)
 
-    def _tidy(self, row: StudyRow) -> bool:
+    def _tidy(self, row: StudyRow) -> None:
         """Drop the data of an ended study. A deleted one is cleaned once more, since this worker
         may have written to it while it was being deleted."""
         retains = self._retention_days is None or self._today() - row.since < self._retention_days
         if row.id in self._tidied or (row.state != "deleted" and retains):
-            return False
+            return
         with self._store.transaction() as tx:
             current = tx.lock_study(row.id)
             if current is None or current.state != row.state:  # it is being tried again
-                return False
+                return
             for task in tx.tasks(row.id):
                 tx.set_task_state(task.id, "done", expected=studies.UNFINISHED)
             if self._lake is not None:
@@ -400,7 +400,6 @@ class Worker:
             tx.drop_data(row.id)
         self._tidied.add(row.id)
         self._request_scrub()
-        return False
 
     def _request_scrub(self) -> None:
         """Remove deleted data from the store's files at the end of this step."""

@@ -355,8 +355,8 @@ class Site:
         with Http(self.stage.collector.address) as send:
             play_on(self.stage, self.study, self.parts, send)
         with self.stage.collector.store.reading() as tx:
-            ((_, _, count),) = tx.answers(self.study.id)
-        assert count == COUNT
+            (answer,) = tx.answer_rows(self.study.id)
+        assert answer.count == COUNT
 
 
 @pytest.fixture

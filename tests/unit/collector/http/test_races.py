@@ -159,7 +159,7 @@ def test_a_study_deleted_while_its_task_ends_is_not_charged(both: Both) -> None:
     both.race(study.id, studies.delete, both.work)
     with both.first.reading() as tx:
         assert tx.entries() == []
-        assert tx.answers(study.id) == []
+        assert tx.answer_rows(study.id) == []
 
 
 @pytest.mark.parametrize("end", [studies.close, studies.delete])

@@ -31,11 +31,21 @@ def test_files_are_named_by_url_or_path(url: str | Path, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite://collector.db", "sqlite:///", "mysql://host/name", ":memory:", ""]
+    "url",
+    [
+        "sqlite://collector.db",
+        "sqlite:///",
+        "sqlite:collector.db",
+        "mysql://host/name",
+        "postgresql:/collector:hunter2@host/name",
+        ":memory:",
+        "",
+    ],
 )
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError) as refused:
         database(url)
+    assert "hunter2" not in f"{refused.value} {refused.value.hint}"
 
 
 def test_tests_know_every_database() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from collecting import Stage, work
+from collecting import Stage, entries_of, work
 from databases import execute
 from failing import check_once, release_in_spite_of_errors
 from sfumato.collector import studies
@@ -59,7 +59,7 @@ def fail_with(problem: BaseException) -> Callable[..., Any]:
 
 def answers(stage: Stage, study: StudyRow) -> list[tuple[str, bytes, int]]:
     with stage.store.reading() as tx:
-        return tx.answers(study.id)
+        return [(row.owner, row.check(), row.count) for row in tx.answer_rows(study.id)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_study_survives_an_error_and_is_released_when_it_is_over(
     work(stage.worker)
     assert stage.state(bad)["state"] == "released"
     assert stage.state(bad)["fault"] is None
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
 
 
 def test_pauses_double_up_to_the_longest_and_start_anew_after_a_success(
@@ -184,13 +184,13 @@ def test_a_fault_before_the_commit_leaves_neither_a_charge_nor_a_noised_sum(
     with monkeypatch.context() as patch:
         patch.setattr("sfumato.collector.worker.worker.to_bytes", fail_with(MemoryError()))
         work(stage.worker)  # after the charge, and after the noise is drawn
-    assert studies.ledger(stage.store)["entries"] == []
+    assert entries_of(stage.store) == []
     assert answers(stage, study) == []
     assert stage.state(study)["fault"] is not None
     stage.clock.advance(FIRST_PAUSE_SECONDS + 1)
     work(stage.worker)
     assert stage.state(study)["state"] == "released"
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
 
 
 def test_tries_after_the_charge_use_the_noise_that_was_paid_for(
@@ -204,12 +204,12 @@ def test_tries_after_the_charge_use_the_noise_that_was_paid_for(
             work(stage.worker)
             stage.clock.advance(LONGEST_PAUSE_SECONDS)
     (stored,) = answers(stage, study)
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
     assert stage.state(study)["fault"]["tries"] == 3
     expected = release_of(stage.store, study)
     work(stage.start())  # another worker, as after a restart
     assert answers(stage, study) == [stored]
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
     counts = stage.release(study).counts
     np.testing.assert_array_equal(counts, expected.counts)  # type: ignore[attr-defined]
 
@@ -270,7 +270,7 @@ def test_a_study_that_failed_is_released_after_all_and_charged_once(
     work(stage.worker)
     state = stage.state(study)
     assert (state["state"], state["problem"], state["counted"]) == ("released", "", 4)
-    assert len(studies.ledger(stage.store)["entries"]) == (keys is NOISED)
+    assert len(entries_of(stage.store)) == (keys is NOISED)
     assert not paid or answers(stage, study) == paid
 
 
@@ -283,7 +283,7 @@ def test_a_study_whose_outcome_was_a_failure_fails_again(stage: Stage) -> None:
     studies.retry(stage.store, rows[1].id)
     work(stage.worker)
     assert (stage.state(rows[1])["state"], stage.state(rows[1])["problem"]) == ("failed", problem)
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
 
 
 def test_a_study_that_was_released_deleted_or_emptied_cannot_be_tried_again(stage: Stage) -> None:

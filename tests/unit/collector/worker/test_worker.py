@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from checks import SEED
-from collecting import ITEMS, TODAY, Stage, open_task, report, upload, word, work
+from collecting import ITEMS, TODAY, Stage, entries_of, open_task, report, upload, word, work
 from planning_checks import sums_of
 from sfumato.collector import studies
 from sfumato.collector.store.store import TaskRow
@@ -372,14 +372,13 @@ def test_a_noised_release_is_on_the_ledger_with_its_answer(stage: Stage) -> None
     task = open_task(stage.store, study)
     stage.answer(study, *range(30))
     stage.finish(study)
-    entry: Any
-    (entry,) = studies.ledger(stage.store)["entries"]
-    assert entry["task"] == task.id
-    assert entry["campaign"] == from_json(task.spec).campaign
+    (entry,) = entries_of(stage.store)
+    assert entry.task == task.id
+    assert entry.campaign == from_json(task.spec).campaign
     with stage.store.reading() as tx:
-        ((task_id, table, count),) = tx.answers(study.id)
-    assert (task_id, count) == (task.id, 30)
-    assert (from_bytes(table) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
+        (answer,) = tx.answer_rows(study.id)
+    assert (answer.owner, answer.count) == (task.id, 30)
+    assert (from_bytes(answer.check()) != np.repeat([1, 0], 30)).any()  # chance: below 1e-30
 
 
 def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stage: Stage) -> None:
@@ -404,7 +403,7 @@ def test_a_two_phase_study_sizes_its_second_task_by_the_answer_to_the_first(stag
     release = stage.finish(study)
     assert release.cost.devices == 560
     assert release.plan["parameters"]["width"] == campaign.width
-    assert len(studies.ledger(stage.store)["entries"]) == 2
+    assert len(entries_of(stage.store)) == 2
 
 
 def upload_closed(stage: Stage, task: TaskRow, *, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collecting import ITEMS, Stage, open_task, upload, work
+from collecting import ITEMS, Stage, entries_of, open_task, upload, work
 from sfumato.collector import studies
 from sfumato.collector.store.ledger import set_budget
 from sfumato.collector.worker import worker
@@ -39,7 +39,7 @@ def test_a_study_without_reports_fails_and_says_so(stage: Stage, keys: dict[str,
     state = stage.state(study)
     assert state["state"] == "failed"
     assert "no device answered" in state["problem"] or "too few" in state["problem"]
-    assert studies.ledger(stage.store)["entries"] == []
+    assert entries_of(stage.store) == []
 
 
 def test_a_refused_charge_opens_nothing(stage: Stage) -> None:
@@ -52,9 +52,9 @@ def test_a_refused_charge_opens_nothing(stage: Stage) -> None:
     work(stage.worker)
     assert [stage.state(row)["state"] for row in rows] == ["released", "failed"]
     assert "is refused" in stage.state(rows[1])["problem"]
-    assert len(studies.ledger(stage.store)["entries"]) == 1
+    assert len(entries_of(stage.store)) == 1
     with stage.store.reading() as tx:
-        assert tx.answers(rows[1].id) == []
+        assert tx.answer_rows(rows[1].id) == []
         assert tx.release(rows[1].id) is None
 
 
