@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +20,7 @@ from sfumato.flow.model_terms import to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import sum_task
 from sfumato.flow.task import Task
+from sfumato.kernels import F64
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing
 from sfumato.learn.design import TrainingDesign, second_whole_numbers, whole_numbers
@@ -40,7 +39,7 @@ NAME_DIGITS = 32  # how much of a design's digest the name of a campaign has
 class RoundResult:
     """What a round releases, in the unit of sums: all of it is noised, so all of it is public."""
 
-    table: npt.NDArray[np.float64] | Tensor  # sum of the updates, sketched or whole
+    table: F64 | Tensor  # sum of the updates, sketched or whole
     noise: float  # deviation of the noise on each cell of the table
     measurement: float | None = None  # noised norm, or error, of the second sketch
     second_noise: float = 0.0  # deviation of the noise on the measurement

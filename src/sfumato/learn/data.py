@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfumato import files
 from sfumato.errors import DataError, SpecError
-from sfumato.kernels import I64
+from sfumato.kernels import I64, U8
 from sfumato.spec import require
 
 if TYPE_CHECKING:
@@ -578,7 +578,7 @@ def _mnist_part(folder: Path | str, part: str) -> tuple[Tensor, Tensor]:
     return _ink(images.reshape(-1, 28, 28)), torch.from_numpy(labels.astype(np.int64))
 
 
-def _idx(path: Path, kind: str) -> npt.NDArray[np.uint8]:
+def _idx(path: Path, kind: str) -> U8:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as problem:

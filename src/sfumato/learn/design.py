@@ -8,7 +8,6 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms,
 from sfumato.flow.release import Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
+from sfumato.kernels import I64
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
 from sfumato.privacy.accounting import (
@@ -271,7 +271,7 @@ class TrainingDesign(QuestionDefaults):
         """The largest number of rounds that one client takes part in."""
         return -(-self.rounds // self.rounds_per_pass)
 
-    def members(self, round: int) -> npt.NDArray[np.int64]:
+    def members(self, round: int) -> I64:
         """The clients of a round of a pass: public, from the design's own seed."""
         number, place = divmod(round, self.rounds_per_pass)
         name = sha256(f"sfumato/1/pass/{self.seed}/{number}".encode()).digest()

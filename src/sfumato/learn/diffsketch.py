@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,10 +34,10 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
-from sfumato.flow.model_terms import F32, LocalTraining
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import Influence, NoisedSum, Release
 from sfumato.flow.task import Task, bits_for, largest_cell
-from sfumato.kernels import F64
+from sfumato.kernels import F32, F64, I64
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
@@ -901,7 +900,7 @@ class SketchedTraining:
         """Accuracy and mean loss on the test set."""
         return evaluate(self.model, self.flat, self.data, loss_of(self.own))
 
-    def cohort(self, round: int) -> npt.NDArray[np.int64]:
+    def cohort(self, round: int) -> I64:
         """The clients of a round; drawn by examples, one may be there several times."""
         design = self.design
         if design.by_examples:

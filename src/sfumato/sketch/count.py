@@ -8,13 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing, kernels
+from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
-F64 = npt.NDArray[np.float64]
 
 ROUNDS_PER_SIGN = 60  # signs that one hash value carries: its bits, one a round
 WIDEST = 1 << 31

@@ -13,15 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import DataError
+from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.sketch.invertible import Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, limbs, numbers_of
 from sfumato.sketch.norms import Norms, check_weights, listed_norms
 from sfumato.spec import later, spec
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

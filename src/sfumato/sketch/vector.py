@@ -9,15 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64, Bool
 from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.floating[Any]]
 
 MOST_HEADROOM = 1.2  # largest headroom

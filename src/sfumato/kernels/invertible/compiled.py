@@ -10,14 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from sfumato.kernels import I64, U8, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _mix, _multiply_high, _reduce
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
 Layout = tuple[int, int, int, int]
 Listed = tuple[U64, I64, I64]
 
@@ -437,7 +435,7 @@ def peel(
 
 
 @kernel
-def text_keys(data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int) -> Any:
+def text_keys(data: U8, offsets: I64, length: int, limbs: int) -> Any:
     count = offsets.size - 1
     keys, fits = np.zeros((count, limbs), dtype=np.uint64), np.zeros(count, dtype=np.bool_)
     for i in range(count):

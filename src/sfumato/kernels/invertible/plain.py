@@ -11,21 +11,17 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.kernels import I64, U8, U64, Bool
 from sfumato.kernels.count.plain import add_mod, cells, evaluate, mix, multiply_mod
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
 Layout = tuple[int, int, int, int]
 Listed = tuple[U64, I64, I64]  # parts, counts, values
 
 FIELD_BITS = 61
 
 
-def text_keys(
-    data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int
-) -> tuple[U64, npt.NDArray[np.bool_]]:
+def text_keys(data: U8, offsets: I64, length: int, limbs: int) -> tuple[U64, Bool]:
     """The bytes data[offsets[i]:offsets[i + 1]] and a one after them, (n, limbs); and which of them
     have at most `length` bytes; the others are zero."""
     lengths = np.diff(offsets)
