@@ -156,17 +156,14 @@ class InvertibleSketch:
         kernels.insert(table, self.parts(numbers), times, amounts, *self.hashes, self.layout)
         return table.view(np.int64).reshape(self.shape)
 
-    def list(self, table: Whole, *, candidates: U64 | None = None, signed: bool = False) -> Listing:
-        """List the keys of a table. `candidates`, keys of earlier listings, help if it gets stuck.
-
-        With `signed` the table is a difference of two, and counts may be negative.
-        """
+    def list(self, table: Whole, *, candidates: U64 | None = None) -> Listing:
+        """List the keys of a table. `candidates`, keys of other listings, help if it gets stuck."""
         if table.shape != self.shape:
             raise SpecError(f"a table must have the shape {self.shape}; got {table.shape}")
         mask = np.uint64((1 << self.word_bits) - 1)
         left = (table.astype(np.int64, copy=False).view(np.uint64) & mask).reshape(-1, self.words)
-        if (signed or candidates is not None) and self.value_bits:
-            raise SpecError("candidates and signed tables must be without values")
+        if candidates is not None and self.value_bits:
+            raise SpecError("a table that is listed with candidates must be without values")
         inserted = self._inserted(left)
         candidate_keys = (
             np.zeros((0, keys.limbs(self.keys.bits)), dtype=np.uint64)
@@ -174,7 +171,7 @@ class InvertibleSketch:
             else candidates
         )
         parts, counts, values = kernels.peel(
-            left, self.parts(candidate_keys), *self.hashes, self.layout, signed
+            left, self.parts(candidate_keys), *self.hashes, self.layout
         )
         numbers = self._joined(parts)
         items, valid = self.keys.items(numbers)

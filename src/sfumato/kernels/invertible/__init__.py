@@ -43,12 +43,11 @@ def peel(
     checks: U64,
     width: int,
     layout: Layout,
-    signed: bool,
 ) -> Listed:
     """Remove every key that can be read from the table, in place: parts, counts and values. Devices
     never do this, so it is compiled if numba is installed."""
     kernels = _TWINS.compiled() or plain
     listed: Listed = kernels.peel(
-        table, candidates, np.uint64(point), buckets, checks, width, layout, signed
+        table, candidates, np.uint64(point), buckets, checks, width, layout
     )
     return listed
