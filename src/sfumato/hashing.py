@@ -5,7 +5,7 @@ than a 64-bit multiplication (docs/proofs/hashing.md):
 
 1. `fingerprint`: bytes to a field element. The bytes are cut into chunks of seven, read as
    little-endian integers, and evaluated as a polynomial at a seeded point, the length last; the
-   value is then scattered, one to one (`kernels.plain.mix`). Two different items of at most n
+   value is then scattered, one to one (`kernels.count.plain.mix`). Two different items of at most n
    bytes collide with probability at most (n/7 + 2)/p over the seed. An integer item is its eight
    bytes, two's complement, little-endian.
 2. `Polynomial`: a field element to a field element by a random polynomial of degree k - 1, which
