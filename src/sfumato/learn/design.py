@@ -115,8 +115,47 @@ class AdaptiveClip:
         return clip * math.exp(-self.rate * (min(max(share, 0.0), 1.0) - self.quantile))
 
 
+class ModelDesign(QuestionDefaults):
+    """What designs of trainings have in common."""
+
+    __slots__ = ()
+    model: str | None
+    inputs: int | None
+    classes: int | None
+    clients: int
+    seed: int
+    own_parameters: int | None
+
+    def check(self) -> None:
+        require(
+            (self.model is None) == (self.own_parameters is not None),
+            "a design must have the name of a model, or the number of its parameters",
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.clients
+
+    @property
+    def items_per_device(self) -> None:
+        return None
+
+    def make(self) -> nn.Module:
+        """The model with its first parameters."""
+        return models.make(self.model, inputs=self.inputs, classes=self.classes, seed=self.seed)
+
+    @property
+    def length(self) -> int:
+        """The number of the model's parameters."""
+        return self.own_parameters or models.count(self.make())
+
+    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
+        """Not available: clients compute updates from a model as well as from their data."""
+        raise SpecError("a model is trained by sfumato.simulation.train.train")
+
+
 @spec("training_design")
-class TrainingDesign(QuestionDefaults):
+class TrainingDesign(ModelDesign):
     """A training, fully sized: its cohorts, local training, noise and cost.
 
     A round asks a cohort. Each client trains on its own examples; its update is clipped, sketched,
@@ -158,10 +197,7 @@ class TrainingDesign(QuestionDefaults):
     own_parameters: int | None = later(None)  # their number, if the model has no name
 
     def check(self) -> None:
-        require(
-            (self.model is None) == (self.own_parameters is not None),
-            "a design must have the name of a model, or the number of its parameters",
-        )
+        ModelDesign.check(self)
         for name in ("clients", "cohort", "rounds", "rows"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(
@@ -190,20 +226,12 @@ class TrainingDesign(QuestionDefaults):
             self.adaptive_clip.left(self.noise_multiplier, self.cohort)
 
     @property
-    def devices(self) -> int:
-        return self.clients
-
-    @property
     def algorithm(self) -> str:
         return "federated_averaging"
 
     @property
     def tasks_per_device(self) -> int:
         return self.passes
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:
@@ -232,10 +260,6 @@ class TrainingDesign(QuestionDefaults):
         from sfumato.learn.campaign import TrainingCampaign  # imports this module itself
 
         return TrainingCampaign.begin(self)
-
-    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
-        """Not available: clients compute updates from a model as well as from their data."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> ModelRelease:
         """The model after the rounds that were held; rounds still to come cost nothing."""
@@ -356,11 +380,6 @@ class TrainingDesign(QuestionDefaults):
     def largest(self) -> float:
         """The largest squared norm of a round's sum, divided by the noise's variance."""
         return (self.cohort / self.multiplier) ** 2 if self.multiplier else math.inf
-
-    @property
-    def length(self) -> int:
-        """The number of the model's parameters."""
-        return self.own_parameters or models.count(self.make())
 
     def make(self) -> nn.Module:
         return models.make(

@@ -43,7 +43,7 @@ from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.design import LEAST_DRAWN
+from sfumato.learn.design import LEAST_DRAWN, ModelDesign
 from sfumato.learn.own_model import OwnModel, loss_of, model_of
 from sfumato.learn.training import NoLedger, evaluate
 from sfumato.privacy import (
@@ -67,7 +67,7 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.questions.question import Participation, Plan, QuestionDefaults
+from sfumato.questions.question import Participation, Plan
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch, clip_rows
 from sfumato.spec import LARGEST_INTEGER, digest, later, require, spec
@@ -223,8 +223,52 @@ def padding_floor(sketch: DenseSketch, padding: int) -> float:
 # Exchanges: the messages, their privacy loss, and the decoded mean.
 
 
+class _Exchange:
+    """What an exchange has unless it says otherwise: nothing that is private, or that needs it."""
+
+    __slots__ = ()
+
+    @property
+    def noise(self) -> Literal["device", "sum"]:
+        return "sum"
+
+    @property
+    def noise_multiplier(self) -> float:
+        return 0.0
+
+    @property
+    def correction(self) -> bool:
+        return False
+
+    @property
+    def table_bound(self) -> float:
+        """The largest norm of a table."""
+        return LONGEST_TABLE
+
+    def loss(self, *, cohort: int, clients: int, rounds: int) -> Loss:
+        """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
+        if self.noise_multiplier == 0:
+            return NoPrivacy()
+        sampled = self.noise == "sum" and cohort < clients
+        # Tables are coarser where the noise of all devices could not be drawn otherwise.
+        most = LEAST_DRAWN / math.sqrt(1 if self.noise == "sum" else cohort)
+        unit = min(_UNIT, most / self.noise_multiplier)
+        return SampledLoss(
+            loss=AdditiveLoss(
+                noise="gaussian",
+                scale=self.noise_multiplier * unit,
+                l1=max(unit, unit**2),
+                l2=unit,
+                unit_cells=0,
+            ),
+            probability=cohort / clients if sampled else 1.0,
+            scheme="fixed" if sampled else "poisson",
+            times=rounds,
+        )
+
+
 @spec("diffsketch")
-class DiffSketch:
+class DiffSketch(_Exchange):
     """Vectors as count sketches of `rows` × `width` cells, decoded by the median over rows.
 
     Mode "none" sends the sketch. Mode "gaussian" clips the vector to `clip` and the table to
@@ -312,7 +356,6 @@ class DiffSketch:
 
     @property
     def table_bound(self) -> float:
-        """The largest norm of a table."""
         if self.clip is None:
             return LONGEST_TABLE
         return HEADROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
@@ -365,14 +408,9 @@ class DiffSketch:
         sketch = self.sketch(length, round)
         return sketch.decode(mean.reshape(sketch.shape))[:length]
 
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        if self.mode != "gaussian":
-            return NoPrivacy()
-        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
-
 
 @spec("noisy_vector")
-class NoisyVector:
+class NoisyVector(_Exchange):
     """Whole vectors, clipped, with Gaussian noise on each device or once on the sum; without noise
     they are sent unchanged.
 
@@ -395,10 +433,6 @@ class NoisyVector:
         return f"NoisyVector({self.label})"
 
     @property
-    def correction(self) -> bool:
-        return False  # whole vectors need none
-
-    @property
     def label(self) -> str:
         if self.noise_multiplier == 0:
             return f"vectors, {NOT_PRIVATE}"
@@ -417,14 +451,9 @@ class NoisyVector:
     def read(self, mean: F64, *, length: int, round: int) -> F32:
         return mean.astype(np.float32)
 
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        if self.noise_multiplier == 0:
-            return NoPrivacy()
-        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
-
 
 @spec("binomial_vector")
-class BinomialVector:
+class BinomialVector(_Exchange):
     """cpSGD: vectors in `levels` steps, with the heads of `coins` fair coins on each coordinate.
 
     A vector is clipped to the norm `clip`, rotated by a public random rotation if `rotate` (as its
@@ -456,10 +485,6 @@ class BinomialVector:
         return f"BinomialVector({self.label})"
 
     @property
-    def correction(self) -> bool:
-        return False  # whole vectors need none
-
-    @property
     def label(self) -> str:
         rotation = ", rotated" * self.rotate
         return f"cpSGD, {self.levels} levels, {self.coins} coins{rotation}, {NOT_PRIVATE}"
@@ -472,14 +497,6 @@ class BinomialVector:
     def bits(self, length: int) -> int:
         padded = _power_of_two(length) if self.rotate else length
         return padded * math.ceil(math.log2(self.levels + self.coins))
-
-    @property
-    def table_bound(self) -> float:
-        return LONGEST_TABLE
-
-    @property
-    def noise_multiplier(self) -> float:
-        return 0.0  # the coins are in the tables
 
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
         values = clip_rows(vectors.astype(np.float64), self.clip).astype(np.float32)
@@ -511,9 +528,6 @@ class BinomialVector:
             dimension=dimension, coins=coins, levels=self.levels, delta=self.delta,
             distance=distance / self.step,
         )  # fmt: skip
-
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        return NoPrivacy()
 
 
 Exchange = DiffSketch | NoisyVector | BinomialVector
@@ -561,24 +575,6 @@ def multiplier_for(epsilon: float, delta: float, rounds: int = 1) -> float:
     return math.sqrt(rounds) * one / _UNIT
 
 
-def _gaussian_loss(
-    multiplier: float, noise: Literal["device", "sum"], cohort: int, clients: int, rounds: int
-) -> SampledLoss:
-    """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
-    sampled = noise == "sum" and cohort < clients
-    # Tables are coarser where the noise of all devices could not be drawn otherwise.
-    most = LEAST_DRAWN / math.sqrt(1 if noise == "sum" else cohort)
-    unit = min(_UNIT, most / multiplier)
-    return SampledLoss(
-        loss=AdditiveLoss(
-            noise="gaussian", scale=multiplier * unit, l1=max(unit, unit**2), l2=unit, unit_cells=0
-        ),
-        probability=cohort / clients if sampled else 1.0,
-        scheme="fixed" if sampled else "poisson",
-        times=rounds,
-    )
-
-
 def _power_of_two(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
@@ -587,7 +583,7 @@ def _power_of_two(length: int) -> int:
 
 
 @spec("diffsketch_design")
-class DiffSketchDesign(QuestionDefaults):
+class DiffSketchDesign(ModelDesign):
     """A training by algorithm 3 (all clients, one step: distributed SGD) or 4 (a cohort, local
     epochs: federated averaging). A worker's vector is the change of its parameters by local
     training, −learning_rate × gradient for one step, so the server adds the mean to the model.
@@ -611,10 +607,7 @@ class DiffSketchDesign(QuestionDefaults):
     own_parameters: int | None = later(None)  # their number, if the model has no name
 
     def check(self) -> None:
-        require(
-            (self.model is None) == (self.own_parameters is not None),
-            "a design must have the name of a model, or the number of its parameters",
-        )
+        ModelDesign.check(self)
         require(
             not self.by_examples or self.exchange.noise_multiplier == 0,
             "a cohort that is drawn by the number of examples has no accounted cost; leave out "
@@ -645,15 +638,7 @@ class DiffSketchDesign(QuestionDefaults):
     def make(self) -> nn.Module:
         if self.model == SMALL_LSTM:
             return small_lstm(self.seed)
-        return models.make(self.model, inputs=self.inputs, classes=self.classes, seed=self.seed)
-
-    @property
-    def length(self) -> int:
-        return self.own_parameters or models.count(self.make())
-
-    @property
-    def devices(self) -> int:
-        return self.clients
+        return ModelDesign.make(self)
 
     @property
     def algorithm(self) -> str:
@@ -666,10 +651,6 @@ class DiffSketchDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return self.rounds
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float | None:
@@ -704,10 +685,6 @@ class DiffSketchDesign(QuestionDefaults):
     def campaign(self, plan: Plan, **context: Any) -> SketchCampaign:
         return SketchCampaign(self, models.flatten(self.make()))
 
-    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
-        """Not available: clients compute updates from a model as well as from their data."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
-
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> Release:
         """Not available: a collector does not run sketched training."""
         raise SpecError("a model is trained by sfumato.simulation.train.train")
@@ -720,9 +697,7 @@ class DiffSketchDesign(QuestionDefaults):
     @property
     def loss(self) -> Loss:
         """The privacy loss of a client over all rounds."""
-        return self.exchange.loss(
-            length=self.length, cohort=self.cohort, clients=self.clients, rounds=self.rounds
-        )
+        return self.exchange.loss(cohort=self.cohort, clients=self.clients, rounds=self.rounds)
 
     def charge_of(self, task: Task) -> Charge:
         """All rounds are charged as one plan."""
@@ -797,7 +772,7 @@ class SketchCampaign(Campaign):
         cells = exchange.tables(nothing, round=self.done, chance=np.random.default_rng(0)).size
         fine = _PER_UNIT * bound
         if multiplier:
-            many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
+            many = math.sqrt(cohort) if exchange.noise == "device" else 1.0
             most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
             fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _LEAST_NOISE / multiplier)
             if most < 1:

@@ -110,13 +110,7 @@ def design_for(study: Study) -> TrainingDesign:
         cohort=keys.cohort,
         rounds=study.round_count,
         sampling=_sampling(study, keys),
-        local=LocalTraining(
-            learning_rate=keys.learning_rate,
-            batch=keys.batch,
-            epochs=keys.epochs,
-            steps=keys.steps,
-            most_examples=keys.most_examples,
-        ),
+        local=_local_training(keys),
         clip=study.clip,
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
         largest_l1=keys.largest_l1,
@@ -134,6 +128,16 @@ def design_for(study: Study) -> TrainingDesign:
     if study.epsilon is not None:
         design = replace(design, noise_multiplier=_multiplier(design, study.epsilon, study.delta))
     return design
+
+
+def _local_training(keys: TrainingStudy) -> LocalTraining:
+    return LocalTraining(
+        learning_rate=keys.learning_rate,
+        batch=keys.batch,
+        epochs=keys.epochs,
+        steps=keys.steps,
+        most_examples=keys.most_examples,
+    )
 
 
 def _sampling(study: Study, keys: TrainingStudy) -> Literal["poisson", "fixed", "passes"]:
@@ -187,11 +191,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     assumptions = collusion_assumptions(design.secure)
     if math.isfinite(spent):
         kind = "discrete gaussian" if design.secure is None else "Skellam"
-        guarantee = (
-            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
-            "client over all "
-            f"{design.rounds:,} rounds"
-        )
+        guarantee = _guarantee(study, design, spent)
         mechanism = (
             f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
             "client adds"
@@ -216,6 +216,13 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     return privacy.but_for(
         "this run's noise and sums are floating-point numbers of a pseudo-random generator, for "
         "experiments only"
+    )
+
+
+def _guarantee(study: Study, design: TrainingDesign | DiffSketchDesign, epsilon: float) -> str:
+    return (
+        f"({math.ceil(1e3 * epsilon) / 1e3:g}, {study.delta:g})-differential privacy for each "
+        f"client over all {design.rounds:,} rounds"
     )
 
 
@@ -468,10 +475,7 @@ def sketched_design(study: Study) -> DiffSketchDesign:
     design = DiffSketchDesign(
         model=keys.model, inputs=keys.inputs, classes=keys.classes, clients=study.devices,
         cohort=keys.cohort, rounds=study.round_count,
-        local=LocalTraining(
-            learning_rate=keys.learning_rate, batch=keys.batch, epochs=keys.epochs,
-            steps=keys.steps, most_examples=keys.most_examples,
-        ),
+        local=_local_training(keys),
         exchange=exchange, by_examples=weighted, seed=keys.seed,
         own_parameters=keys.parameters,
     )  # fmt: skip
@@ -499,10 +503,7 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
     if mode == "paper":
         mechanism = "as paper 003 prints it: noise that depends on private data, if any"
     if isinstance(loss, SampledLoss):
-        guarantee = (
-            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
-            f"client over all {design.rounds:,} rounds"
-        )
+        guarantee = _guarantee(study, design, spent)
         mechanism = (
             f"discrete gaussian noise of {design.exchange.noise_multiplier:.4f} times the largest "
             "norm of a sketch"

@@ -239,7 +239,7 @@ def sampled_multiplier(epsilon: float, cohort: int, clients: int, rounds: int) -
 
     def cost(multiplier: float) -> float:
         exchange = NoisyVector(clip=1.0, noise_multiplier=multiplier)
-        loss = exchange.loss(length=1, cohort=cohort, clients=clients, rounds=rounds)
+        loss = exchange.loss(cohort=cohort, clients=clients, rounds=rounds)
         return epsilon_of([loss], DELTA)
 
     low, high = 0.0, 1.0
