@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 Whole = npt.NDArray[np.integer]
+Words = npt.NDArray[np.unsignedinteger[Any]]
 Decode = Literal["median", "mean"]
 
 SMALL = 1 << 14  # hash evaluations below which numpy is as fast as loading the compiled twin

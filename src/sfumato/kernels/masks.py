@@ -8,17 +8,13 @@ is the cipher of start + k, where `start` is sixteen bytes, big-endian, and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import SpecError
-from sfumato.kernels import in_parts
+from sfumato.kernels import Words, in_parts
 from sfumato.spec import require
-
-Words = npt.NDArray[np.unsignedinteger[Any]]
 
 KEY_BYTES = 16  # length of a key, and of a start
 CHUNK = 1 << 18  # bytes of a stream that are made at a time

@@ -15,9 +15,7 @@ from numba import njit
 from sfumato.kernels import I64, U8, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _mix, _multiply_high, _reduce
-
-Layout = tuple[int, int, int, int]
-Listed = tuple[U64, I64, I64]
+from sfumato.kernels.invertible.plain import Layout, Listed
 
 _0, _1, _2, _3, _61 = (np.uint64(k) for k in (0, 1, 2, 3, 61))
 _BLOCK = 64  # keys processed together: their state stays in the first-level cache

@@ -7,15 +7,11 @@ are added by compiled code if numba is installed, others by numpy; sums are equa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import MismatchError
-from sfumato.kernels import Twins
-
-Words = npt.NDArray[np.unsignedinteger[Any]]
+from sfumato.kernels import Twins, Words
 
 SMALL = 1 << 14  # words below which numba is not loaded
 TWINS = Twins("packed", SMALL)
