@@ -23,7 +23,7 @@ from sfumato.flow.secure_sum import sum_task
 from sfumato.flow.task import Task
 from sfumato.kernels import F64, I64
 from sfumato.learn import models
-from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing
+from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing, rounds_measured
 from sfumato.learn.design import TrainingDesign, second_whole_numbers, whole_numbers
 from sfumato.learn.tensors import TensorSketch
 from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise, Rng
@@ -206,9 +206,7 @@ class TrainingCampaign(Campaign):
     def second(self) -> DenseSketch | None:
         """The small sketch whose norm, or error, is measured; None if the rule measures nothing, or
         no longer, after its warm-up."""
-        rule = self.design.compression
-        most = getattr(rule, "rounds_measured", math.inf)
-        if rule.asks == "nothing" or self.sizing.rounds >= most:
+        if self.sizing.rounds >= rounds_measured(self.design.compression):
             return None
         return self.design.second_sketch(self.length, self.done)
 

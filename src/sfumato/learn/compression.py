@@ -253,6 +253,13 @@ class FreeNorm:
 Compression: TypeAlias = NoCompression | FixedRate | AdaptNorm | TwoStage | AdaptTail | FreeNorm
 
 
+def rounds_measured(rule: Compression) -> float:
+    """The number of rounds, from the first, that measure something beside the sum."""
+    if isinstance(rule, TwoStage):
+        return rule.rounds_measured
+    return 0 if rule.asks == "nothing" else math.inf
+
+
 def _noise_and_slack(statistics: RoundStatistics) -> tuple[float, float]:
     """The deviation σ that noise would have with the whole budget; what to add to a norm."""
     noise = statistics.noise * math.sqrt(MAIN_SHARE)

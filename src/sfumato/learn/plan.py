@@ -21,6 +21,7 @@ from sfumato.learn.compression import (
     FreeNorm,
     NoCompression,
     TwoStage,
+    rounds_measured,
 )
 from sfumato.learn.design import (
     ROWS,
@@ -336,8 +337,8 @@ def _expected_cells(design: TrainingDesign, length: int) -> int:
 
 
 def _second_cells(design: TrainingDesign, length: int) -> int:
-    asks = design.compression.asks != "nothing"
-    return design.second_sketch(length, 0).cells if asks else 0
+    measures = rounds_measured(design.compression) > 0
+    return design.second_sketch(length, 0).cells if measures else 0
 
 
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:

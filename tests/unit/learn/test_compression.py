@@ -13,6 +13,7 @@ import pytest
 from checks import SEED, assert_mean
 from sfumato import plan
 from sfumato.errors import SpecError, StudyError
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.compression import (
     LARGEST_STEP,
     MAIN_SHARE,
@@ -27,6 +28,7 @@ from sfumato.learn.compression import (
     Sizing,
     TwoStage,
 )
+from sfumato.learn.design import TrainingDesign
 from sfumato.spec import from_json, to_json
 
 LENGTH = 1_000_000
@@ -331,6 +333,18 @@ def test_a_study_with_a_prior_norm_sends_sketches_from_the_first_round_on() -> N
     rates = [plan(each).predicted["rate"] for each in (staged, with_norm)]
     assert rates[0] < 2  # half of the rounds send whole updates
     assert rates[1] > 2 * rates[0]
+
+
+def test_a_prior_norm_is_not_billed_for_a_second_sketch() -> None:
+    """The cells that are billed are those of a round, up to whole rows."""
+    for trust in ("central", "secure"):
+        study = STUDY | {"compression": "two_stage", "trust": trust}
+        planned = plan(study | {"training": {**STUDY["training"], "prior_norm": 0.05}})
+        assert isinstance(planned.design, TrainingDesign)
+        campaign = TrainingCampaign.begin(planned.design)
+        assert campaign.second is None
+        billed = campaign.length / planned.predicted["rate"]
+        assert 0 <= billed - campaign.cells < planned.design.rows
 
 
 def test_the_rows_of_a_training_are_those_of_the_study() -> None:
