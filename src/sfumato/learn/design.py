@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -119,6 +119,7 @@ class ModelDesign(QuestionDefaults):
     """What designs of trainings have in common."""
 
     __slots__ = ()
+    items_per_device: ClassVar[None] = None
     model: str | None
     inputs: int | None
     classes: int | None
@@ -135,10 +136,6 @@ class ModelDesign(QuestionDefaults):
     @property
     def devices(self) -> int:
         return self.clients
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     def make(self) -> nn.Module:
         """The model with its first parameters."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -223,52 +223,8 @@ def padding_floor(sketch: DenseSketch, padding: int) -> float:
 # Exchanges: the messages, their privacy loss, and the decoded mean.
 
 
-class _Exchange:
-    """What an exchange has unless it says otherwise: nothing that is private, or that needs it."""
-
-    __slots__ = ()
-
-    @property
-    def noise(self) -> Literal["device", "sum"]:
-        return "sum"
-
-    @property
-    def noise_multiplier(self) -> float:
-        return 0.0
-
-    @property
-    def correction(self) -> bool:
-        return False
-
-    @property
-    def table_bound(self) -> float:
-        """The largest norm of a table."""
-        return LONGEST_TABLE
-
-    def loss(self, *, cohort: int, clients: int, rounds: int) -> Loss:
-        """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
-        if self.noise_multiplier == 0:
-            return NoPrivacy()
-        sampled = self.noise == "sum" and cohort < clients
-        # Tables are coarser where the noise of all devices could not be drawn otherwise.
-        most = LEAST_DRAWN / math.sqrt(1 if self.noise == "sum" else cohort)
-        unit = min(_UNIT, most / self.noise_multiplier)
-        return SampledLoss(
-            loss=AdditiveLoss(
-                noise="gaussian",
-                scale=self.noise_multiplier * unit,
-                l1=max(unit, unit**2),
-                l2=unit,
-                unit_cells=0,
-            ),
-            probability=cohort / clients if sampled else 1.0,
-            scheme="fixed" if sampled else "poisson",
-            times=rounds,
-        )
-
-
 @spec("diffsketch")
-class DiffSketch(_Exchange):
+class DiffSketch:
     """Vectors as count sketches of `rows` × `width` cells, decoded by the median over rows.
 
     Mode "none" sends the sketch. Mode "gaussian" clips the vector to `clip` and the table to
@@ -356,6 +312,7 @@ class DiffSketch(_Exchange):
 
     @property
     def table_bound(self) -> float:
+        """The largest norm of a table."""
         if self.clip is None:
             return LONGEST_TABLE
         return HEADROOM * math.sqrt(self.rows) * self.clip if self.bound is None else self.bound
@@ -410,13 +367,14 @@ class DiffSketch(_Exchange):
 
 
 @spec("noisy_vector")
-class NoisyVector(_Exchange):
+class NoisyVector:
     """Whole vectors, clipped, with Gaussian noise on each device or once on the sum; without noise
     they are sent unchanged.
 
     Claim, proof, assumes: as `DiffSketch` in mode "gaussian", with `clip` for the bound.
     """
 
+    correction: ClassVar[bool] = False  # whole vectors need none
     clip: float | None = None
     noise_multiplier: float = 0.0
     noise: Literal["device", "sum"] = "sum"
@@ -453,7 +411,7 @@ class NoisyVector(_Exchange):
 
 
 @spec("binomial_vector")
-class BinomialVector(_Exchange):
+class BinomialVector:
     """cpSGD: vectors in `levels` steps, with the heads of `coins` fair coins on each coordinate.
 
     A vector is clipped to the norm `clip`, rotated by a public random rotation if `rotate` (as its
@@ -466,6 +424,10 @@ class BinomialVector(_Exchange):
         figures and never charged: the loss is `NoPrivacy`.
     """
 
+    noise: ClassVar[Literal["sum"]] = "sum"
+    noise_multiplier: ClassVar[float] = 0.0  # the coins are in the tables
+    correction: ClassVar[bool] = False
+    table_bound: ClassVar[float] = LONGEST_TABLE
     clip: float
     largest: float
     levels: int
@@ -531,6 +493,29 @@ class BinomialVector(_Exchange):
 
 
 Exchange = DiffSketch | NoisyVector | BinomialVector
+
+
+def privacy_loss(exchange: Exchange, *, cohort: int, clients: int, rounds: int) -> Loss:
+    """A client's loss over all rounds. Cohorts are secret only inside a sum; otherwise a client may
+    be in all of them."""
+    if exchange.noise_multiplier == 0:
+        return NoPrivacy()
+    sampled = exchange.noise == "sum" and cohort < clients
+    # Tables are coarser where the noise of all devices could not be drawn otherwise.
+    most = LEAST_DRAWN / math.sqrt(1 if exchange.noise == "sum" else cohort)
+    unit = min(_UNIT, most / exchange.noise_multiplier)
+    return SampledLoss(
+        loss=AdditiveLoss(
+            noise="gaussian",
+            scale=exchange.noise_multiplier * unit,
+            l1=max(unit, unit**2),
+            l2=unit,
+            unit_cells=0,
+        ),
+        probability=cohort / clients if sampled else 1.0,
+        scheme="fixed" if sampled else "poisson",
+        times=rounds,
+    )
 
 
 def binomial_epsilon(
@@ -697,7 +682,9 @@ class DiffSketchDesign(ModelDesign):
     @property
     def loss(self) -> Loss:
         """The privacy loss of a client over all rounds."""
-        return self.exchange.loss(cohort=self.cohort, clients=self.clients, rounds=self.rounds)
+        return privacy_loss(
+            self.exchange, cohort=self.cohort, clients=self.clients, rounds=self.rounds
+        )
 
     def charge_of(self, task: Task) -> Charge:
         """All rounds are charged as one plan."""

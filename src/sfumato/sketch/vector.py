@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,8 @@ class VectorSketch:
            [60, 80]])
     """
 
+    word_bits: ClassVar[None] = None
+
     length: int  # of the vectors
     clip: float  # largest L2 norm of a vector
     bound: float  # largest L2 norm of its sketch, all blocks together; of a whole vector, `clip`
@@ -76,10 +78,6 @@ class VectorSketch:
     @property
     def cells(self) -> int:
         return math.prod(self.shape)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
         """The contributions of devices with these vectors (n, length) to the sum, (n, *shape)."""
@@ -149,6 +147,8 @@ class RoundSketch:
     longer.
     """
 
+    word_bits: ClassVar[None] = None
+
     main: VectorSketch
     second: VectorSketch | None = None  # for the norm, or the error of the decoded update
     counts: bool = False  # whether updates within the clip are counted
@@ -161,10 +161,6 @@ class RoundSketch:
     @property
     def length(self) -> int:
         return self.main.length
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
         """The tables of clients with these updates (n, length), (n, cells)."""
