@@ -50,6 +50,7 @@ OWN_ASSUMPTION = (
     "data, and clients' training of it leaves nothing outside their copies"
 )
 _SKETCHED = ("mode", "claimed_epsilon", "padding", "correction", "i_know_this_is_not_private")
+_OF_ONE_RULE = {"rate": "fixed", "prior_norm": "two_stage"}
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
     "replace": "replace: what one device sends becomes another's in every round",
@@ -72,7 +73,14 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         keys.model is not None or not sizes,
         f"a module of your own has its own sizes; leave out training.{', training.'.join(sizes)}",
     )
-    if study.algorithm == "diffsketch":
+    sketched = study.algorithm == "diffsketch"
+    for name, rule in _OF_ONE_RULE.items():
+        require(
+            getattr(keys, name) is None or (rule == _rule_name(study) and not sketched),
+            f'training.{name} has no effect without compression = "{rule}"',
+            hint="leave it out",
+        )
+    if sketched:
         return plan_sketched(study)
     _check_keys(study)
     design = design_for(study)
@@ -101,7 +109,7 @@ def design_for(study: Study) -> TrainingDesign:
         "give epsilon or training.noise_multiplier, not both; with epsilon = inf the multiplier "
         "stands alone",
     )
-    noiseless = study.epsilon is None and not keys.noise_multiplier
+    noiseless = _is_noiseless(study)
     design = TrainingDesign(
         model=keys.model,
         inputs=keys.inputs,
@@ -116,7 +124,7 @@ def design_for(study: Study) -> TrainingDesign:
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
         largest_l1=keys.largest_l1,
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
-        compression=_rule(study, keys, noiseless),
+        compression=_rule(study, keys),
         rows=study.rows or ROWS,
         server=ServerOptimizer(
             method=keys.server, learning_rate=keys.server_rate, momentum=keys.momentum
@@ -165,7 +173,7 @@ def _check_keys(study: Study) -> None:
             hint=f"leave out {', '.join(idle)}",
         )
     require(
-        study.rows is None or study.compression != "none",
+        study.rows is None or _rule_name(study) != "none",
         'rows has no effect with compression = "none": whole updates have no rows',
         hint="leave out rows",
     )
@@ -252,15 +260,23 @@ def _cohorts(design: TrainingDesign) -> str:
     )
 
 
-def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
-    name = study.compression or ("none" if noiseless else "free_norm")
+def _is_noiseless(study: Study) -> bool:
+    return study.epsilon is None and not (study.training and study.training.noise_multiplier)
+
+
+def _rule_name(study: Study) -> str:
+    return study.compression or ("none" if _is_noiseless(study) else "free_norm")
+
+
+def _rule(study: Study, keys: TrainingStudy) -> Compression:
+    name = _rule_name(study)
     if name == "fixed":
         if keys.rate is None:
             raise StudyError('compression = "fixed" needs training.rate, parameters per cell')
         return FixedRate(rate=keys.rate)
     if name == "none":
         return NoCompression()
-    if noiseless:
+    if _is_noiseless(study):
         raise StudyError(
             f"{name} sizes sketches by the noise, and there is none",
             hint='set epsilon, or compression = "fixed" or "none"',

@@ -356,6 +356,21 @@ def test_the_rows_of_a_training_are_those_of_the_study() -> None:
         plan(STUDY | {"width": 7})
 
 
+@pytest.mark.parametrize("compression", ["none", "adapt_norm", "adapt_tail", "free_norm", None])
+@pytest.mark.parametrize(("key", "value"), [("rate", 4.0), ("prior_norm", 0.05)])
+def test_a_key_of_another_rule_is_refused(compression: str | None, key: str, value: float) -> None:
+    study = STUDY | {"compression": compression, "training": {**STUDY["training"], key: value}}
+    if compression is None:
+        del study["compression"]
+    with pytest.raises(StudyError, match=rf"training\.{key} has no effect without"):
+        plan(study)
+
+
+def test_rows_are_refused_where_no_rule_is_named_and_updates_are_whole() -> None:
+    with pytest.raises(StudyError, match="rows has no effect"):
+        plan(STUDY | {"rows": 7, "epsilon": math.inf})
+
+
 def test_a_prior_norm_sizes_all_rounds_and_measures_none() -> None:
     """A mean of half the clip, of at most 100 deviations: 50² over the error."""
     rule = TwoStage(error=0.5, prior_norm=0.5)
