@@ -136,10 +136,10 @@ def make(
         )
     if name not in NAMES:
         raise SpecError(f"a model must be one of {', '.join(NAMES)}; got {name!r}")
-    given = (inputs, classes, hidden)
-    inputs, classes, hidden = (
-        size if size is not None else usual for size, usual in zip(given, _SIZES[name], strict=True)
-    )
+    usual = _SIZES[name]
+    inputs = usual[0] if inputs is None else inputs
+    classes = usual[1] if classes is None else classes
+    hidden = usual[2] if hidden is None else hidden
     require.at_least(1, inputs=inputs)
     require.at_least(2, classes=classes)
     require(
