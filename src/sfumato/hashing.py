@@ -5,7 +5,7 @@ than a 64-bit multiplication (docs/proofs/hashing.md):
 
 1. `fingerprint`: bytes to a field element. The bytes are cut into chunks of seven, read as
    little-endian integers, and evaluated as a polynomial at a seeded point, the length last; the
-   value is then scattered, one to one (`kernels.plain.mix`). Two different items of at most n
+   value is then scattered, one to one (`kernels.count.plain.mix`). Two different items of at most n
    bytes collide with probability at most (n/7 + 2)/p over the seed. An integer item is its eight
    bytes, two's complement, little-endian.
 2. `Polynomial`: a field element to a field element by a random polynomial of degree k - 1, which
@@ -27,10 +27,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import kernels
 from sfumato.errors import SpecError
+from sfumato.kernels import U8, U64, Whole
 from sfumato.kernels.count import plain
 from sfumato.kernels.count.plain import PRIME
 from sfumato.spec import FORMAT, canonical
@@ -38,10 +38,7 @@ from sfumato.spec import FORMAT, canonical
 if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
-U64 = npt.NDArray[np.uint64]
-Items: TypeAlias = (
-    "pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[bytes] | Sequence[str]"
-)
+Items: TypeAlias = "pa.Array | pa.ChunkedArray | Whole | Sequence[bytes] | Sequence[str]"
 
 
 def coefficients(seed: int, *labels: str | int, count: int) -> U64:
@@ -117,7 +114,7 @@ def fingerprint(items: Items, seed: int) -> U64:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
 
 
-def fingerprint_rows(rows: npt.NDArray[np.uint8], seed: int) -> U64:
+def fingerprint_rows(rows: U8, seed: int) -> U64:
     """One field element per row of bytes, (n, size): that of the row as a byte string."""
     point = int(coefficients(seed, "fingerprint", count=1)[0])
     offsets = np.arange(rows.shape[0] + 1, dtype=np.int64) * rows.shape[1]
@@ -138,7 +135,7 @@ def _sequence(items: Sequence[bytes] | Sequence[str], point: int) -> U64:
     return kernels.fingerprint_bytes(np.frombuffer(b"".join(encoded), np.uint8), offsets, point)
 
 
-def _integers(items: npt.NDArray[np.integer], point: int) -> U64:
+def _integers(items: Whole, point: int) -> U64:
     if items.dtype == np.uint64 and items.size and items.max() >= np.uint64(1 << 63):
         raise SpecError("an integer item must fit in 64 signed bits; got one of 2**63 or more")
     return kernels.fingerprint_integers(items.astype(np.int64, copy=False), point)

@@ -19,11 +19,10 @@ from checks import SEED
 from marks import quick
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.secure_sum import SecureSum
-from sfumato.learn.campaign import TrainingCampaign
+from sfumato.learn.campaign import RoundNoise, TrainingCampaign
 from sfumato.learn.compression import AdaptNorm, FixedRate
 from sfumato.learn.data import Clients, Federated
 from sfumato.learn.design import AdaptiveClip, ServerOptimizer, TrainingDesign
-from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.training import Training
 from sfumato.privacy import NoiseAtRelease, SeededRng, epsilon_of
 from sfumato.sketch import RoundSketch

@@ -25,6 +25,7 @@ from sfumato.flow.model_terms import LocalTraining, ModelTerms
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import LocalTask, Task
 from sfumato.flow.word_discovery import FragmentPuzzle, PrefixExtension, WordTask
+from sfumato.learn.campaign import RoundNoise
 from sfumato.learn.compression import (
     AdaptNorm,
     AdaptTail,
@@ -40,7 +41,6 @@ from sfumato.learn.diffsketch import (
     DiffSketchDesign,
     NoisyVector,
 )
-from sfumato.learn.round_table import RoundNoise
 from sfumato.privacy import (
     AdditiveLoss,
     ApproximateLoss,

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from sfumato import hashing
 from sfumato.errors import SpecError, TaskError
 from sfumato.flow.task import RecordTask
-from sfumato.kernels import local
+from sfumato.kernels import Bool, local
 from sfumato.kernels.count import plain
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.randomizers import Hashed, in_epoch
@@ -44,7 +44,6 @@ from sfumato.sketch.absent import coin_limit, sum_limit
 from sfumato.sketch.words import (
     BYTES,
     LATIN,
-    Bool,
     Codes,
     Words,
     check_alphabet,

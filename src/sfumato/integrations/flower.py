@@ -108,9 +108,9 @@ def _answer(message: Message, context: Context, call_next: CallNext, only_secure
     steps: dict[object, Callable[[], Message]] = {
         "hello": lambda: _hello(message, context),
         "enrol": lambda: _enrol(message, context, request),
-        "share": lambda: _share(message, context, request),
+        "share": lambda: _step(message, context, request, Participant.share),
         "mask": lambda: _train(message, context, request, call_next),
-        "unmask": lambda: _unmask(message, context, request),
+        "unmask": lambda: _step(message, context, request, Participant.unmask),
     }
     if not only_secure:
         steps["train"] = lambda: _train(message, context, request, call_next)
@@ -193,18 +193,17 @@ def _enrol(message: Message, context: Context, request: ConfigRecord) -> Message
     return _reply(message, sent=keys)
 
 
-def _share(message: Message, context: Context, request: ConfigRecord) -> Message:
+def _step(
+    message: Message,
+    context: Context,
+    request: ConfigRecord,
+    step: Callable[[Participant, bytes], bytes],
+) -> Message:
+    """A step of a masked round that takes and gives bytes alone."""
     participant = _participant(context)
-    shares = participant.share(_bytes(request, "told"))
+    answer = step(participant, _bytes(request, "told"))
     _keep(context, participant=participant.to_json())
-    return _reply(message, sent=shares)
-
-
-def _unmask(message: Message, context: Context, request: ConfigRecord) -> Message:
-    participant = _participant(context)
-    shares = participant.unmask(_bytes(request, "told"))
-    _keep(context, participant=participant.to_json())
-    return _reply(message, sent=shares)
+    return _reply(message, sent=answer)
 
 
 def _refuse(message: Message, why: Refusal, round: UpdateRound | None = None) -> Message:

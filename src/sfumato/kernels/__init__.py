@@ -17,16 +17,24 @@ import importlib.util
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from importlib import import_module
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+Whole = npt.NDArray[np.integer]
+Words = npt.NDArray[np.unsignedinteger[Any]]
 Decode = Literal["median", "mean"]
 
 SMALL = 1 << 14  # hash evaluations below which numpy is as fast as loading the compiled twin
@@ -36,9 +44,9 @@ _Result = TypeVar("_Result")
 _Array = TypeVar("_Array", U64, F64)
 
 
-def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: int) -> U64:
+def fingerprint_bytes(data: U8, offsets: I64, point: int) -> U64:
     """Field elements of the byte strings data[offsets[i]:offsets[i + 1]]."""
-    kernels = _pick(data.size)
+    kernels = _TWINS.pick(data.size)
     return _over_items(
         offsets.size - 1,
         lambda a, b: kernels.fingerprint_bytes(data, offsets[a : b + 1], np.uint64(point)),
@@ -47,7 +55,7 @@ def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: int) -> 
 
 def fingerprint_integers(items: I64, point: int) -> U64:
     """Field elements of integers, each as its eight bytes."""
-    kernels = _pick(items.size)
+    kernels = _TWINS.pick(items.size)
     return _over_items(
         items.size, lambda a, b: kernels.fingerprint_integers(items[a:b], np.uint64(point))
     )
@@ -55,14 +63,15 @@ def fingerprint_integers(items: I64, point: int) -> U64:
 
 def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int, width: int) -> I64:
     """The (rows, width) count sketch of one round: the sum over items of weight × sign."""
-    kernels = _pick(points.size * signs.shape[0])
+    kernels = _TWINS.pick(points.size * signs.shape[0])
 
     def piece(a: int, b: int) -> I64:
         part = None if weights is None else weights[a:b]
         table: I64 = kernels.encode(points[a:b], part, buckets, signs, bit, width)
         return table
 
-    pieces = _in_threads(points.size, piece, cores=points.size // (4 * width))
+    cores = points.size // (4 * width) if points.size >= PIECE else 1
+    pieces = in_parts(piece, points.size, cores)
     return np.sum(pieces, axis=0) if len(pieces) > 1 else pieces[0]
 
 
@@ -74,7 +83,7 @@ def decode(
     `fresh`: each round is decoded on its own and the answers are added. Otherwise readings are
     added over rounds, row by row, and decoded once. Even rows: the two middle readings' mean.
     """
-    kernels = _pick(points.size * tables.shape[0] * tables.shape[1])
+    kernels = _TWINS.pick(points.size * tables.shape[0] * tables.shape[1])
     mean = how == "mean"
     return _over_items(
         points.size,
@@ -84,7 +93,7 @@ def decode(
 
 def readings(points: U64, tables: F64, buckets: U64, signs: U64, rounds: I64) -> F64:
     """Sign × cell for every round, row and item: (rounds, rows, n)."""
-    kernels = _pick(points.size * tables.shape[0] * tables.shape[1])
+    kernels = _TWINS.pick(points.size * tables.shape[0] * tables.shape[1])
     result: F64 = kernels.readings(points, tables, buckets, signs, rounds)
     return result
 
@@ -101,36 +110,42 @@ def is_compiled() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-@cache
-def _compiled() -> ModuleType:
-    if is_compiled():
-        from sfumato.kernels.count import compiled
+class Twins:
+    """The loops of one folder, compiled and in numpy."""
 
-        return compiled
-    return _plain()
+    def __init__(self, folder: str, small: int) -> None:
+        self._folder = folder
+        self._small = small  # work below which numba is not loaded
+        self._compiled: ModuleType | None = None
+
+    def compiled(self) -> ModuleType | None:
+        """The compiled twin, if numba is installed."""
+        if self._compiled is None and is_compiled():
+            self._compiled = import_module(f"sfumato.kernels.{self._folder}.compiled")
+        return self._compiled
+
+    def pick(self, work: int) -> ModuleType:
+        """The compiled twin if it is loaded or worth loading, else the other one."""
+        compiled = self.compiled() if work >= self._small else self._compiled
+        return compiled or import_module(f"sfumato.kernels.{self._folder}.plain")
 
 
-@cache
-def _plain() -> ModuleType:
-    from sfumato.kernels.count import plain
-
-    return plain
+_TWINS = Twins("count", SMALL)
 
 
-def _pick(work: int) -> ModuleType:
-    is_loaded = _compiled.cache_info().currsize > 0
-    return _compiled() if work >= SMALL or is_loaded else _plain()
+def in_parts(
+    function: Callable[[int, int], _Result], size: int, cores: int, step: int = 1
+) -> list[_Result]:
+    """function(start, stop) over all of `size`, cut at multiples of `step` into one part for each
+    core: at most `cores`, as many as are worthwhile."""
+    cores = max(1, min(cores, cores_allowed()))
+    cuts = sorted({size * core // cores // step * step for core in range(cores)} | {size})
+    if len(cuts) <= 2:
+        return [function(0, size)]
+    with ThreadPoolExecutor(len(cuts) - 1) as pool:
+        return list(pool.map(function, cuts[:-1], cuts[1:]))
 
 
 def _over_items(size: int, function: Callable[[int, int], _Array]) -> _Array:
-    pieces = _in_threads(size, function, cores=max(1, size // PIECE))
+    pieces = in_parts(function, size, size // PIECE)
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def _in_threads(size: int, function: Callable[[int, int], _Result], *, cores: int) -> list[_Result]:
-    count = min(cores, os.cpu_count() or 1)
-    if count < 2 or size < PIECE:
-        return [function(0, size)]
-    bounds = [size * k // count for k in range(count + 1)]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(function, bounds[:-1], bounds[1:]))

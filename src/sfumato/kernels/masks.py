@@ -8,18 +8,13 @@ is the cipher of start + k, where `start` is sixteen bytes, big-endian, and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from sfumato.errors import SpecError
-from sfumato.kernels import cores_allowed
+from sfumato.kernels import Words, in_parts
 from sfumato.spec import require
-
-Words = npt.NDArray[np.unsignedinteger[Any]]
 
 KEY_BYTES = 16  # length of a key, and of a start
 CHUNK = 1 << 18  # bytes of a stream that are made at a time
@@ -55,20 +50,14 @@ def add_streams(
     if modulus is not None:
         _add_modulo(total, keys_and_starts, signs, modulus)
         return
-    cores = min(cores_allowed(), work // BYTES_PER_CORE)
-    if cores < 2:
-        _add_chunks(total, keys_and_starts, signs)
-        return
     each = KEY_BYTES // total.itemsize  # cells per block of the cipher
     blocks = -(-total.size // each)
-    cuts = [blocks * part // cores for part in range(cores + 1)]
 
     def add_part(first: int, last: int) -> None:
         streams = [(key, _later(start, first)) for key, start in keys_and_starts]
         _add_chunks(total[first * each : last * each], streams, signs)
 
-    with ThreadPoolExecutor(cores) as pool:
-        list(pool.map(add_part, cuts[:-1], cuts[1:]))
+    in_parts(add_part, blocks, work // BYTES_PER_CORE)
 
 
 def _later(start: bytes, blocks: int) -> bytes:

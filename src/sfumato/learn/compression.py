@@ -67,24 +67,27 @@ class Sizing:
     memory: float = 0.0
 
 
-@spec("no_compression")
-class NoCompression:
-    """Whole vectors."""
+class _OneSize:
+    """A rule that asks for nothing and keeps its size."""
 
+    __slots__ = ()
     asks: ClassVar[Asks] = "nothing"
-
-    def start(self, length: int, largest: float) -> Sizing:
-        return Sizing(cells=length)
 
     def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
         return replace(sizing, rounds=sizing.rounds + 1)
 
 
-@spec("fixed_rate")
-class FixedRate:
-    """A sketch `rate` times smaller than the vector, in every round: the paper's Genie grid."""
+@spec("no_compression")
+class NoCompression(_OneSize):
+    """Whole vectors."""
 
-    asks: ClassVar[Asks] = "nothing"
+    def start(self, length: int, largest: float) -> Sizing:
+        return Sizing(cells=length)
+
+
+@spec("fixed_rate")
+class FixedRate(_OneSize):
+    """A sketch `rate` times smaller than the vector, in every round: the paper's Genie grid."""
 
     rate: float
 
@@ -93,9 +96,6 @@ class FixedRate:
 
     def start(self, length: int, largest: float) -> Sizing:
         return Sizing(cells=max(1, math.floor(length / self.rate)))
-
-    def after(self, sizing: Sizing, statistics: RoundStatistics, length: int) -> Sizing:
-        return replace(sizing, rounds=sizing.rounds + 1)
 
 
 @spec("adapt_norm")
@@ -127,8 +127,7 @@ class AdaptNorm:
         283
         """
         assert statistics.measurement is not None  # the task asked for it
-        noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        noise, slack = _noise_and_slack(statistics)
         cells = (max(statistics.measurement, 0.0) + slack) ** 2 / (self.error * noise**2)
         return replace(sizing, cells=_whole(cells, length), rounds=sizing.rounds + 1)
 
@@ -170,8 +169,7 @@ class TwoStage:
         total = sizing.memory + max(statistics.measurement, 0.0)
         if rounds < self.warm_up:
             return replace(sizing, rounds=rounds, memory=total)
-        noise = statistics.noise * math.sqrt(MAIN_SHARE)
-        slack = SLACK * noise if statistics.slack is None else statistics.slack
+        noise, slack = _noise_and_slack(statistics)
         norm = total / rounds + (slack if self.whole_slack else slack / math.sqrt(rounds))
         cells = _whole(norm**2 / (self.error * noise**2), length)
         return Sizing(cells=cells, rounds=rounds, memory=total)
@@ -275,6 +273,19 @@ class FreeNorm:
 
 
 Compression: TypeAlias = NoCompression | FixedRate | AdaptNorm | TwoStage | AdaptTail | FreeNorm
+
+
+def rounds_measured(rule: Compression) -> float:
+    """The number of rounds, from the first, that measure something beside the sum."""
+    if isinstance(rule, TwoStage):
+        return rule.rounds_measured
+    return 0 if rule.asks == "nothing" else math.inf
+
+
+def _noise_and_slack(statistics: RoundStatistics) -> tuple[float, float]:
+    """The deviation σ that noise would have with the whole budget; what to add to a norm."""
+    noise = statistics.noise * math.sqrt(MAIN_SHARE)
+    return noise, SLACK * noise if statistics.slack is None else statistics.slack
 
 
 def _whole(cells: float, length: int) -> int:

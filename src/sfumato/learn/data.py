@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sfumato import files
 from sfumato.errors import DataError, SpecError
-from sfumato.kernels import I64
+from sfumato.kernels import I64, U8, Bool
 from sfumato.spec import require
 
 if TYPE_CHECKING:
@@ -219,16 +219,10 @@ class Federated:
         )
         owner = columns.column(client).combine_chunks().dictionary_encode().indices.to_numpy()
         clients, number = np.unique(owner[~held_out], return_inverse=True)
-        train, test = torch.from_numpy(~held_out), torch.from_numpy(held_out)
-        return cls(
-            train=group_by_client(
-                inputs[train], goals[train], torch.from_numpy(number), len(clients)
-            ),
-            test_inputs=inputs[test],
-            test_targets=goals[test],
-            name=name,
-            public_test=public_test,
-        )
+        return _by_row(
+            inputs, goals, ~held_out, held_out, number, len(clients),
+            name=name, public_test=public_test,
+        )  # fmt: skip
 
     @property
     def has_private_test(self) -> bool:
@@ -263,6 +257,26 @@ def group_by_client(inputs: Tensor, targets: Tensor, client: Tensor, clients: in
     return Clients(inputs=inputs[order], targets=targets[order], offsets=offsets)
 
 
+def _by_row(
+    inputs: Tensor,
+    targets: Tensor,
+    train: Bool,
+    test: Bool,
+    client: I64,
+    clients: int,
+    **about: Any,
+) -> Federated:
+    """Examples of which some are for training, and others for tests; `client` is the number of the
+    client of each training example."""
+    rows, held_out = torch.from_numpy(train), torch.from_numpy(test)
+    return Federated(
+        train=group_by_client(inputs[rows], targets[rows], torch.from_numpy(client), clients),
+        test_inputs=inputs[held_out],
+        test_targets=targets[held_out],
+        **about,
+    )
+
+
 def femnist(path: Path | str) -> Federated:
     """F-EMNIST by writer: each full writer's training images; ink 1 on paper 0, (28, 28).
 
@@ -280,15 +294,10 @@ def femnist(path: Path | str) -> Federated:
     if examples and int(writer.max()) >= len(full):
         raise DataError(f"{path} names writer {writer.max()} and describes {len(full)}")
     test = parts["split"] == 1
-    train = torch.from_numpy(np.flatnonzero(~test & full[writer]))
-    number = torch.from_numpy(np.cumsum(full) - 1)  # full writers are clients 0, 1, 2, …
-    client = number[torch.from_numpy(writer)[train]]
-    held_out = torch.from_numpy(np.flatnonzero(test))
-    return Federated(
-        train=group_by_client(images[train], labels[train], client, int(full.sum())),
-        test_inputs=images[held_out],
-        test_targets=labels[held_out],
-        name="femnist",
+    train = ~test & full[writer]
+    number = np.cumsum(full) - 1  # full writers are clients 0, 1, 2, …
+    return _by_row(
+        images, labels, train, test, number[writer[train]], int(full.sum()), name="femnist"
     )
 
 
@@ -312,7 +321,7 @@ def mnist(
         writer = _npz(writers, ("train_writer",))["train_writer"].astype(np.int64)
         _same_length(writers, "train_writer", writer, len(labels))
         names, client = np.unique(writer, return_inverse=True)
-        train = group_by_client(images, labels, torch.from_numpy(client.reshape(-1)), len(names))
+        train = group_by_client(images, labels, torch.from_numpy(client), len(names))
     else:
         assert clients is not None  # checked above
         assert examples is not None  # checked above
@@ -349,7 +358,6 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
     codes = np.full(0x110000, UNKNOWN, dtype=np.int64)
     codes[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS)) + UNKNOWN + 1
     roles, number = np.unique(client, return_inverse=True)
-    number = number.reshape(-1)
     lines: list[list[list[str]]] = [[[] for _ in roles] for _ in range(2)]
     for role, part, line in zip(
         number.tolist(), split.tolist(), table.column("line").to_pylist(), strict=True
@@ -357,16 +365,16 @@ def shakespeare(path: Path | str, *, length: int = 80) -> Federated:
         lines[part][role].append(line)
     parts = []
     for of_roles in lines:
-        pieces, owners = [], []
+        pieces = [np.empty((0, length + 1), dtype=np.int64)]
+        owners = [np.empty(0, dtype=np.int64)]
         for role, role_lines in enumerate(of_roles):
             if role_lines:
                 text = np.frombuffer("\n".join(role_lines).encode("utf-32-le"), dtype=np.uint32)
                 cut = _cut(np.concatenate(([BEGIN], codes[text], [END])), length)
                 pieces.append(cut)
                 owners.append(np.full(len(cut), role, dtype=np.int64))
-        joined = np.concatenate(pieces) if pieces else np.empty((0, length + 1), dtype=np.int64)
-        owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
-        parts.append((*_next(torch.from_numpy(joined)), torch.from_numpy(owner)))
+        rows, owner = torch.from_numpy(np.concatenate(pieces)), np.concatenate(owners)
+        parts.append((*_next(rows), torch.from_numpy(owner)))
     (inputs, targets, owner_of), (test_inputs, test_targets, _) = parts
     return Federated(
         train=group_by_client(inputs, targets, owner_of, len(roles)),
@@ -416,23 +424,16 @@ def commits(
     inputs, targets = _next(torch.from_numpy(sentences))
 
     users, number = np.unique(user, return_inverse=True)
-    number = number.reshape(-1)
     first = np.lexsort((np.arange(len(number)), split, number))  # by user, then part, then order
     rank = np.empty(len(number), dtype=np.int64)
     group = number[first] * 2 + split[first]
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     rank[first] = np.arange(len(number)) - np.repeat(starts, np.diff(starts, append=len(number)))
-    train = torch.from_numpy(np.flatnonzero((split == 0) & (rank < most)))
-    test = torch.from_numpy(np.flatnonzero(split == 1))
-    return Federated(
-        train=group_by_client(
-            inputs[train], targets[train], torch.from_numpy(number)[train], len(users)
-        ),
-        test_inputs=inputs[test],
-        test_targets=targets[test],
-        name="commits",
-        public_symbols=False,
-    )
+    train = (split == 0) & (rank < most)
+    return _by_row(
+        inputs, targets, train, split == 1, number[train], len(users),
+        name="commits", public_symbols=False,
+    )  # fmt: skip
 
 
 def load(path: Path | str) -> Federated:
@@ -460,16 +461,9 @@ def load(path: Path | str) -> Federated:
     if not np.isin(split, (0, 1)).all():
         raise DataError(f"split of {path} must be 0 (train) or 1 (test) everywhere")
     inputs = _inputs(path, parts["inputs"])
-    train = torch.from_numpy(np.flatnonzero(split == 0))
-    test = torch.from_numpy(np.flatnonzero(split == 1))
-    clients, number = np.unique(parts["client"][split == 0], return_inverse=True)
-    client = torch.from_numpy(number.reshape(-1))
-    return Federated(
-        train=group_by_client(inputs[train], targets[train], client, len(clients)),
-        test_inputs=inputs[test],
-        test_targets=targets[test],
-        name=Path(path).stem,
-    )
+    train = split == 0
+    clients, number = np.unique(parts["client"][train], return_inverse=True)
+    return _by_row(inputs, targets, train, split == 1, number, len(clients), name=Path(path).stem)
 
 
 def read(kind: str, path: Path) -> Federated:
@@ -578,7 +572,7 @@ def _mnist_part(folder: Path | str, part: str) -> tuple[Tensor, Tensor]:
     return _ink(images.reshape(-1, 28, 28)), torch.from_numpy(labels.astype(np.int64))
 
 
-def _idx(path: Path, kind: str) -> npt.NDArray[np.uint8]:
+def _idx(path: Path, kind: str) -> U8:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError) as problem:

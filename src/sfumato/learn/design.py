@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms,
 from sfumato.flow.release import Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
+from sfumato.kernels import I64
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
 from sfumato.privacy.accounting import (
@@ -115,8 +115,44 @@ class AdaptiveClip:
         return clip * math.exp(-self.rate * (min(max(share, 0.0), 1.0) - self.quantile))
 
 
+class ModelDesign(QuestionDefaults):
+    """What designs of trainings have in common."""
+
+    __slots__ = ()
+    items_per_device: ClassVar[None] = None
+    model: str | None
+    inputs: int | None
+    classes: int | None
+    clients: int
+    seed: int
+    own_parameters: int | None
+
+    def check(self) -> None:
+        require(
+            (self.model is None) == (self.own_parameters is not None),
+            "a design must have the name of a model, or the number of its parameters",
+        )
+
+    @property
+    def devices(self) -> int:
+        return self.clients
+
+    def make(self) -> nn.Module:
+        """The model with its first parameters."""
+        return models.make(self.model, inputs=self.inputs, classes=self.classes, seed=self.seed)
+
+    @property
+    def length(self) -> int:
+        """The number of the model's parameters."""
+        return self.own_parameters or models.count(self.make())
+
+    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
+        """Not available: clients compute updates from a model as well as from their data."""
+        raise SpecError("a model is trained by sfumato.simulation.train.train")
+
+
 @spec("training_design")
-class TrainingDesign(QuestionDefaults):
+class TrainingDesign(ModelDesign):
     """A training, fully sized: its cohorts, local training, noise and cost.
 
     A round asks a cohort. Each client trains on its own examples; its update is clipped, sketched,
@@ -159,10 +195,7 @@ class TrainingDesign(QuestionDefaults):
     blocks: int = later(1)  # of the sketch, of which a coordinate's reading is the median
 
     def check(self) -> None:
-        require(
-            (self.model is None) == (self.own_parameters is not None),
-            "a design must have the name of a model, or the number of its parameters",
-        )
+        ModelDesign.check(self)
         for name in ("clients", "cohort", "rounds", "rows", "blocks"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(
@@ -195,20 +228,12 @@ class TrainingDesign(QuestionDefaults):
             self.adaptive_clip.left(self.noise_multiplier, self.cohort)
 
     @property
-    def devices(self) -> int:
-        return self.clients
-
-    @property
     def algorithm(self) -> str:
         return "federated_averaging"
 
     @property
     def tasks_per_device(self) -> int:
         return self.passes
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:
@@ -237,10 +262,6 @@ class TrainingDesign(QuestionDefaults):
         from sfumato.learn.campaign import TrainingCampaign  # imports this module itself
 
         return TrainingCampaign.begin(self)
-
-    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
-        """Not available: clients compute updates from a model as well as from their data."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> ModelRelease:
         """The model after the rounds that were held; rounds still to come cost nothing."""
@@ -276,7 +297,7 @@ class TrainingDesign(QuestionDefaults):
         """The largest number of rounds that one client takes part in."""
         return -(-self.rounds // self.rounds_per_pass)
 
-    def members(self, round: int) -> npt.NDArray[np.int64]:
+    def members(self, round: int) -> I64:
         """The clients of a round of a pass: public, from the design's own seed."""
         number, place = divmod(round, self.rounds_per_pass)
         name = sha256(f"sfumato/1/pass/{self.seed}/{number}".encode()).digest()
@@ -361,11 +382,6 @@ class TrainingDesign(QuestionDefaults):
     def largest(self) -> float:
         """The largest squared norm of a round's sum, divided by the noise's variance."""
         return (self.cohort / self.multiplier) ** 2 if self.multiplier else math.inf
-
-    @property
-    def length(self) -> int:
-        """The number of the model's parameters."""
-        return self.own_parameters or models.count(self.make())
 
     def make(self) -> nn.Module:
         return models.make(

@@ -23,10 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -35,16 +34,16 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
-from sfumato.flow.model_terms import F32, LocalTraining
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import Influence, NoisedSum, Release
 from sfumato.flow.task import Task, bits_for, largest_cell
-from sfumato.kernels import F64
+from sfumato.kernels import F32, F64, I64
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients, Federated
-from sfumato.learn.design import LEAST_DRAWN
+from sfumato.learn.design import LEAST_DRAWN, ModelDesign
 from sfumato.learn.own_model import OwnModel, loss_of, model_of
 from sfumato.learn.training import NoLedger, evaluate
 from sfumato.privacy import (
@@ -68,7 +67,7 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.rounding import COARSEST, ROUNDING_COST
 from sfumato.privacy.samplers import LARGEST_SCALE
-from sfumato.questions.question import Participation, Plan, QuestionDefaults
+from sfumato.questions.question import Participation, Plan
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.vector import VectorSketch, clip_rows
 from sfumato.spec import LARGEST_INTEGER, digest, later, require, spec
@@ -366,11 +365,6 @@ class DiffSketch:
         sketch = self.sketch(length, round)
         return sketch.decode(mean.reshape(sketch.shape))[:length]
 
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        if self.mode != "gaussian":
-            return NoPrivacy()
-        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
-
 
 @spec("noisy_vector")
 class NoisyVector:
@@ -380,6 +374,7 @@ class NoisyVector:
     Claim, proof, assumes: as `DiffSketch` in mode "gaussian", with `clip` for the bound.
     """
 
+    correction: ClassVar[bool] = False  # whole vectors need none
     clip: float | None = None
     noise_multiplier: float = 0.0
     noise: Literal["device", "sum"] = "sum"
@@ -394,10 +389,6 @@ class NoisyVector:
 
     def __repr__(self) -> str:
         return f"NoisyVector({self.label})"
-
-    @property
-    def correction(self) -> bool:
-        return False  # whole vectors need none
 
     @property
     def label(self) -> str:
@@ -418,11 +409,6 @@ class NoisyVector:
     def read(self, mean: F64, *, length: int, round: int) -> F32:
         return mean.astype(np.float32)
 
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        if self.noise_multiplier == 0:
-            return NoPrivacy()
-        return _gaussian_loss(self.noise_multiplier, self.noise, cohort, clients, rounds)
-
 
 @spec("binomial_vector")
 class BinomialVector:
@@ -438,6 +424,10 @@ class BinomialVector:
         figures and never charged: the loss is `NoPrivacy`.
     """
 
+    noise: ClassVar[Literal["sum"]] = "sum"
+    noise_multiplier: ClassVar[float] = 0.0  # the coins are in the tables
+    correction: ClassVar[bool] = False
+    table_bound: ClassVar[float] = LONGEST_TABLE
     clip: float
     largest: float
     levels: int
@@ -457,10 +447,6 @@ class BinomialVector:
         return f"BinomialVector({self.label})"
 
     @property
-    def correction(self) -> bool:
-        return False  # whole vectors need none
-
-    @property
     def label(self) -> str:
         rotation = ", rotated" * self.rotate
         return f"cpSGD, {self.levels} levels, {self.coins} coins{rotation}, {NOT_PRIVATE}"
@@ -473,14 +459,6 @@ class BinomialVector:
     def bits(self, length: int) -> int:
         padded = _power_of_two(length) if self.rotate else length
         return padded * math.ceil(math.log2(self.levels + self.coins))
-
-    @property
-    def table_bound(self) -> float:
-        return LONGEST_TABLE
-
-    @property
-    def noise_multiplier(self) -> float:
-        return 0.0  # the coins are in the tables
 
     def tables(self, vectors: F32, *, round: int, chance: np.random.Generator) -> F32:
         values = clip_rows(vectors.astype(np.float64), self.clip).astype(np.float32)
@@ -513,11 +491,31 @@ class BinomialVector:
             distance=distance / self.step,
         )  # fmt: skip
 
-    def loss(self, *, length: int, cohort: int, clients: int, rounds: int) -> Loss:
-        return NoPrivacy()
-
 
 Exchange = DiffSketch | NoisyVector | BinomialVector
+
+
+def privacy_loss(exchange: Exchange, *, cohort: int, clients: int, rounds: int) -> Loss:
+    """A client's loss over all rounds. Cohorts are secret only inside a sum; otherwise a client may
+    be in all of them."""
+    if exchange.noise_multiplier == 0:
+        return NoPrivacy()
+    sampled = exchange.noise == "sum" and cohort < clients
+    # Tables are coarser where the noise of all devices could not be drawn otherwise.
+    most = LEAST_DRAWN / math.sqrt(1 if exchange.noise == "sum" else cohort)
+    unit = min(_UNIT, most / exchange.noise_multiplier)
+    return SampledLoss(
+        loss=AdditiveLoss(
+            noise="gaussian",
+            scale=exchange.noise_multiplier * unit,
+            l1=max(unit, unit**2),
+            l2=unit,
+            unit_cells=0,
+        ),
+        probability=cohort / clients if sampled else 1.0,
+        scheme="fixed" if sampled else "poisson",
+        times=rounds,
+    )
 
 
 def binomial_epsilon(
@@ -562,24 +560,6 @@ def multiplier_for(epsilon: float, delta: float, rounds: int = 1) -> float:
     return math.sqrt(rounds) * one / _UNIT
 
 
-def _gaussian_loss(
-    multiplier: float, noise: Literal["device", "sum"], cohort: int, clients: int, rounds: int
-) -> SampledLoss:
-    """Cohorts are secret only inside a sum; otherwise a client may be in all of them."""
-    sampled = noise == "sum" and cohort < clients
-    # Tables are coarser where the noise of all devices could not be drawn otherwise.
-    most = LEAST_DRAWN / math.sqrt(1 if noise == "sum" else cohort)
-    unit = min(_UNIT, most / multiplier)
-    return SampledLoss(
-        loss=AdditiveLoss(
-            noise="gaussian", scale=multiplier * unit, l1=max(unit, unit**2), l2=unit, unit_cells=0
-        ),
-        probability=cohort / clients if sampled else 1.0,
-        scheme="fixed" if sampled else "poisson",
-        times=rounds,
-    )
-
-
 def _power_of_two(length: int) -> int:
     return 1 << (length - 1).bit_length()
 
@@ -588,7 +568,7 @@ def _power_of_two(length: int) -> int:
 
 
 @spec("diffsketch_design")
-class DiffSketchDesign(QuestionDefaults):
+class DiffSketchDesign(ModelDesign):
     """A training by algorithm 3 (all clients, one step: distributed SGD) or 4 (a cohort, local
     epochs: federated averaging). A worker's vector is the change of its parameters by local
     training, −learning_rate × gradient for one step, so the server adds the mean to the model.
@@ -612,10 +592,7 @@ class DiffSketchDesign(QuestionDefaults):
     own_parameters: int | None = later(None)  # their number, if the model has no name
 
     def check(self) -> None:
-        require(
-            (self.model is None) == (self.own_parameters is not None),
-            "a design must have the name of a model, or the number of its parameters",
-        )
+        ModelDesign.check(self)
         require(
             not self.by_examples or self.exchange.noise_multiplier == 0,
             "a cohort that is drawn by the number of examples has no accounted cost; leave out "
@@ -646,15 +623,7 @@ class DiffSketchDesign(QuestionDefaults):
     def make(self) -> nn.Module:
         if self.model == SMALL_LSTM:
             return small_lstm(self.seed)
-        return models.make(self.model, inputs=self.inputs, classes=self.classes, seed=self.seed)
-
-    @property
-    def length(self) -> int:
-        return self.own_parameters or models.count(self.make())
-
-    @property
-    def devices(self) -> int:
-        return self.clients
+        return ModelDesign.make(self)
 
     @property
     def algorithm(self) -> str:
@@ -667,10 +636,6 @@ class DiffSketchDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return self.rounds
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float | None:
@@ -705,10 +670,6 @@ class DiffSketchDesign(QuestionDefaults):
     def campaign(self, plan: Plan, **context: Any) -> SketchCampaign:
         return SketchCampaign(self, models.flatten(self.make()))
 
-    def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
-        """Not available: clients compute updates from a model as well as from their data."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
-
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> Release:
         """Not available: a collector does not run sketched training."""
         raise SpecError("a model is trained by sfumato.simulation.train.train")
@@ -721,8 +682,8 @@ class DiffSketchDesign(QuestionDefaults):
     @property
     def loss(self) -> Loss:
         """The privacy loss of a client over all rounds."""
-        return self.exchange.loss(
-            length=self.length, cohort=self.cohort, clients=self.clients, rounds=self.rounds
+        return privacy_loss(
+            self.exchange, cohort=self.cohort, clients=self.clients, rounds=self.rounds
         )
 
     def charge_of(self, task: Task) -> Charge:
@@ -798,7 +759,7 @@ class SketchCampaign(Campaign):
         cells = exchange.tables(nothing, round=self.done, chance=np.random.default_rng(0)).size
         fine = _PER_UNIT * bound
         if multiplier:
-            many = math.sqrt(cohort) if getattr(exchange, "noise", "sum") == "device" else 1.0
+            many = math.sqrt(cohort) if exchange.noise == "device" else 1.0
             most = LARGEST_SCALE["gaussian"] / (multiplier * many) - math.sqrt(cells)
             fine = max(COARSEST, math.sqrt(cells / 4 / ROUNDING_COST), _LEAST_NOISE / multiplier)
             if most < 1:
@@ -901,7 +862,7 @@ class SketchedTraining:
         """Accuracy and mean loss on the test set."""
         return evaluate(self.model, self.flat, self.data, loss_of(self.own))
 
-    def cohort(self, round: int) -> npt.NDArray[np.int64]:
+    def cohort(self, round: int) -> I64:
         """The clients of a round; drawn by examples, one may be there several times."""
         design = self.design
         if design.by_examples:

@@ -31,11 +31,14 @@ from sfumato.flow.model_terms import digest_of
 from sfumato.spec import require
 
 OWN = "a module of your own"  # a model that has no name
-NAMES = ("softmax", "mlp", "cnn", "char_lstm", "word_lstm")
-_INPUTS = {"softmax": 784, "mlp": 784, "cnn": 784, "char_lstm": 90, "word_lstm": 10_004}
-_CLASSES = {"softmax": 10, "mlp": 62, "cnn": 62, "char_lstm": 90, "word_lstm": 10_004}
-_HIDDEN = {"softmax": 0, "mlp": 128, "cnn": 128, "char_lstm": 256, "word_lstm": 670}
-_EMBEDDED = {"char_lstm": 8, "word_lstm": 96}
+_SIZES = {  # by default: inputs, classes, hidden
+    "softmax": (784, 10, 0),
+    "mlp": (784, 62, 128),
+    "cnn": (784, 62, 128),
+    "char_lstm": (90, 90, 256),
+    "word_lstm": (10_004, 10_004, 670),
+}
+NAMES = tuple(_SIZES)
 _LARGEST_START = 0.05  # bound on the initial values of an embedding
 
 
@@ -133,9 +136,10 @@ def make(
         )
     if name not in NAMES:
         raise SpecError(f"a model must be one of {', '.join(NAMES)}; got {name!r}")
-    inputs = _INPUTS[name] if inputs is None else inputs
-    classes = _CLASSES[name] if classes is None else classes
-    hidden = _HIDDEN[name] if hidden is None else hidden
+    usual = _SIZES[name]
+    inputs = usual[0] if inputs is None else inputs
+    classes = usual[1] if classes is None else classes
+    hidden = usual[2] if hidden is None else hidden
     require.at_least(1, inputs=inputs)
     require.at_least(2, classes=classes)
     require(
@@ -173,8 +177,9 @@ def _build(name: str, inputs: int, classes: int, hidden: int) -> nn.Module:
             nn.ReLU(),
             nn.Linear(hidden, classes),
         )
-    layers, narrowed = (2, 0) if name == "char_lstm" else (1, _EMBEDDED[name])
-    return Recurrent(inputs, _EMBEDDED[name], hidden, layers, narrowed, classes)
+    if name == "char_lstm":
+        return Recurrent(inputs, 8, hidden, layers=2, narrowed=0, classes=classes)
+    return Recurrent(inputs, 96, hidden, layers=1, narrowed=96, classes=classes)
 
 
 @torch.no_grad()

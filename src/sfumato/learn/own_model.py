@@ -10,13 +10,14 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from sfumato.errors import SpecError
 from sfumato.learn import models
+from sfumato.learn.design import ModelDesign
 from sfumato.learn.gradients import cross_entropy
 from sfumato.spec import require
 
@@ -76,20 +77,13 @@ class OwnModel:
         return hashed.hexdigest()
 
 
-class _Design(Protocol):
-    @property
-    def length(self) -> int: ...
-
-    def make(self) -> nn.Module: ...
-
-
-def model_of(design: _Design, own: OwnModel | None) -> nn.Module:
+def model_of(design: ModelDesign, own: OwnModel | None) -> nn.Module:
     """The model of a training: its own, or the one that its design names."""
     if own is None:
         return design.make()
     length = models.count(own.module)
     require(
-        length == design.length and getattr(design, "model", None) is None,
+        length == design.length and design.model is None,
         f"the module must be the one that was planned, of {design.length:,} parameters; it has "
         f"{length:,}",
     )

@@ -21,6 +21,7 @@ from sfumato.learn.compression import (
     FreeNorm,
     NoCompression,
     TwoStage,
+    rounds_measured,
 )
 from sfumato.learn.design import (
     ROWS,
@@ -49,6 +50,7 @@ OWN_ASSUMPTION = (
     "data, and clients' training of it leaves nothing outside their copies"
 )
 _SKETCHED = ("mode", "claimed_epsilon", "padding", "correction", "i_know_this_is_not_private")
+_OF_ONE_RULE = {"rate": "fixed", "prior_norm": "two_stage"}
 _NEIGHBOURS = {
     "zero-out": "zero-out: what one device sends becomes zero in every round",
     "replace": "replace: what one device sends becomes another's in every round",
@@ -71,7 +73,14 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         keys.model is not None or not sizes,
         f"a module of your own has its own sizes; leave out training.{', training.'.join(sizes)}",
     )
-    if study.algorithm == "diffsketch":
+    sketched = study.algorithm == "diffsketch"
+    for name, rule in _OF_ONE_RULE.items():
+        require(
+            getattr(keys, name) is None or (rule == _rule_name(study) and not sketched),
+            f'training.{name} has no effect without compression = "{rule}"',
+            hint="leave it out",
+        )
+    if sketched:
         return plan_sketched(study)
     _check_keys(study)
     design = design_for(study)
@@ -100,7 +109,7 @@ def design_for(study: Study) -> TrainingDesign:
         "give epsilon or training.noise_multiplier, not both; with epsilon = inf the multiplier "
         "stands alone",
     )
-    noiseless = study.epsilon is None and not keys.noise_multiplier
+    noiseless = _is_noiseless(study)
     design = TrainingDesign(
         model=keys.model,
         inputs=keys.inputs,
@@ -110,18 +119,12 @@ def design_for(study: Study) -> TrainingDesign:
         cohort=keys.cohort,
         rounds=study.round_count,
         sampling=_sampling(study, keys),
-        local=LocalTraining(
-            learning_rate=keys.learning_rate,
-            batch=keys.batch,
-            epochs=keys.epochs,
-            steps=keys.steps,
-            most_examples=keys.most_examples,
-        ),
+        local=_local_training(keys),
         clip=study.clip,
         adaptive_clip=AdaptiveClip() if keys.adaptive_clip else None,
         largest_l1=keys.largest_l1,
         noise_multiplier=0.0 if noiseless else keys.noise_multiplier or LARGEST_MULTIPLIER,
-        compression=_rule(study, keys, noiseless),
+        compression=_rule(study, keys),
         rows=study.rows or ROWS,
         blocks=study.blocks or 1,
         server=ServerOptimizer(
@@ -135,6 +138,16 @@ def design_for(study: Study) -> TrainingDesign:
     if study.epsilon is not None:
         design = replace(design, noise_multiplier=_multiplier(design, study.epsilon, study.delta))
     return design
+
+
+def _local_training(keys: TrainingStudy) -> LocalTraining:
+    return LocalTraining(
+        learning_rate=keys.learning_rate,
+        batch=keys.batch,
+        epochs=keys.epochs,
+        steps=keys.steps,
+        most_examples=keys.most_examples,
+    )
 
 
 def _sampling(study: Study, keys: TrainingStudy) -> Literal["poisson", "fixed", "passes"]:
@@ -167,7 +180,7 @@ def _check_keys(study: Study) -> None:
     )
     sizes = [name for name in ("rows", "blocks") if getattr(study, name) is not None]
     require(
-        not sizes or study.compression != "none",
+        not sizes or _rule_name(study) != "none",
         f"{', '.join(sizes)} {'has' if len(sizes) == 1 else 'have'} no effect with "
         'compression = "none": whole updates are not sketched',
         hint=f"leave out {', '.join(sizes)}",
@@ -195,11 +208,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     assumptions = collusion_assumptions(design.secure)
     if math.isfinite(spent):
         kind = "discrete gaussian" if design.secure is None else "Skellam"
-        guarantee = (
-            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
-            "client over all "
-            f"{design.rounds:,} rounds"
-        )
+        guarantee = _guarantee(study, design, spent)
         mechanism = (
             f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
             "client adds"
@@ -224,6 +233,13 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     return privacy.but_for(
         "this run's noise and sums are floating-point numbers of a pseudo-random generator, for "
         "experiments only"
+    )
+
+
+def _guarantee(study: Study, design: TrainingDesign | DiffSketchDesign, epsilon: float) -> str:
+    return (
+        f"({math.ceil(1e3 * epsilon) / 1e3:g}, {study.delta:g})-differential privacy for each "
+        f"client over all {design.rounds:,} rounds"
     )
 
 
@@ -252,15 +268,23 @@ def _cohorts(design: TrainingDesign) -> str:
     )
 
 
-def _rule(study: Study, keys: TrainingStudy, noiseless: bool) -> Compression:
-    name = study.compression or ("none" if noiseless else "free_norm")
+def _is_noiseless(study: Study) -> bool:
+    return study.epsilon is None and not (study.training and study.training.noise_multiplier)
+
+
+def _rule_name(study: Study) -> str:
+    return study.compression or ("none" if _is_noiseless(study) else "free_norm")
+
+
+def _rule(study: Study, keys: TrainingStudy) -> Compression:
+    name = _rule_name(study)
     if name == "fixed":
         if keys.rate is None:
             raise StudyError('compression = "fixed" needs training.rate, parameters per cell')
         return FixedRate(rate=keys.rate)
     if name == "none":
         return NoCompression()
-    if noiseless:
+    if _is_noiseless(study):
         raise StudyError(
             f"{name} sizes sketches by the noise, and there is none",
             hint='set epsilon, or compression = "fixed" or "none"',
@@ -348,8 +372,8 @@ def _expected_cells(design: TrainingDesign, length: int) -> int:
 
 
 def _second_cells(design: TrainingDesign, length: int) -> int:
-    asks = design.compression.asks != "nothing"
-    return design.second_sketch(length, 0).cells if asks else 0
+    measures = rounds_measured(design.compression) > 0
+    return design.second_sketch(length, 0).cells if measures else 0
 
 
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
@@ -489,10 +513,7 @@ def sketched_design(study: Study) -> DiffSketchDesign:
     design = DiffSketchDesign(
         model=keys.model, inputs=keys.inputs, classes=keys.classes, clients=study.devices,
         cohort=keys.cohort, rounds=study.round_count,
-        local=LocalTraining(
-            learning_rate=keys.learning_rate, batch=keys.batch, epochs=keys.epochs,
-            steps=keys.steps, most_examples=keys.most_examples,
-        ),
+        local=_local_training(keys),
         exchange=exchange, by_examples=weighted, seed=keys.seed,
         own_parameters=keys.parameters,
     )  # fmt: skip
@@ -520,10 +541,7 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
     if mode == "paper":
         mechanism = "as paper 003 prints it: noise that depends on private data, if any"
     if isinstance(loss, SampledLoss):
-        guarantee = (
-            f"({math.ceil(1e3 * spent) / 1e3:g}, {study.delta:g})-differential privacy for each "
-            f"client over all {design.rounds:,} rounds"
-        )
+        guarantee = _guarantee(study, design, spent)
         mechanism = (
             f"discrete gaussian noise of {design.exchange.noise_multiplier:.4f} times the largest "
             "norm of a sketch"

@@ -14,7 +14,6 @@ from pathlib import Path
 from pickle import UnpicklingError  # raised by torch for files without tensors
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import step
 from sfumato.flow.release import charge
 from sfumato.flow.task import Task
+from sfumato.kernels import I64
 from sfumato.learn import models
 from sfumato.learn.campaign import RoundResult, TrainingCampaign, norm_of_table
 from sfumato.learn.clients import check_fit, updates
@@ -218,7 +218,7 @@ class Training:
             total = task.mechanism.at_device(total, devices=devices, rng=noise)
         return Batch(task.id, total, len(answering))
 
-    def _by_devices(self, task: Task, answering: Tensor) -> Iterator[npt.NDArray[np.int64]]:
+    def _by_devices(self, task: Task, answering: Tensor) -> Iterator[I64]:
         """The tables of clients that compute by themselves, client k with its own seed: as over a
         network, except for the masks, which cancel in a sum."""
         data, seed = self.data.train.to("cpu"), self.noise_seed

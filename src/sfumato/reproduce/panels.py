@@ -13,12 +13,10 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.flow import pictures
-from sfumato.kernels import F64
+from sfumato.kernels import F64, Bool
 
-Bool = npt.NDArray[np.bool_]
 Line = Mapping[str, Any]
 
 LOW, HIGH = 0.1, 0.9  # quantiles over runs, beside the mean of a line

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from sfumato.kernels import F64, Bool
 from sfumato.sketch.count import CountSketch
 from sfumato.sketch.invertible import InvertibleSketch, Listing
 from sfumato.sketch.keys import IntegerKeys, Keys, TextKeys, WordKeys
@@ -68,10 +66,10 @@ class Sketch(Protocol):
         """The table of these values: an array, or for an open domain a SparseTable."""
         ...
 
-    def estimate(self, table: Any, values: Any) -> npt.NDArray[np.float64]: ...
+    def estimate(self, table: Any, values: Any) -> F64: ...
 
     def sensitivity(self, values: int) -> Norms: ...
 
-    def possible(self, tables: Any, values: int) -> npt.NDArray[np.bool_]:
+    def possible(self, tables: Any, values: int) -> Bool:
         """Which of these tables, (n, *shape), a device with at most `values` values can make."""
         ...

@@ -6,14 +6,9 @@ import math
 from bisect import bisect_left
 
 import numpy as np
-import numpy.typing as npt
 
-from sfumato.kernels import Decode
+from sfumato.kernels import F64, U64, Bool, Decode
 from sfumato.sketch.rounds import DecodedRounds
-
-F64 = npt.NDArray[np.float64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 _GRID = 1 << 18  # places at which the law of a mean of readings is computed
 _PASSES = 3  # each over tables without the items of the last one

@@ -19,11 +19,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.kernels import F64
 from sfumato.spec import require
-
-F64 = npt.NDArray[np.float64]
 
 EXACT = 512  # sets of up to this many keys are counted exactly, larger ones bounded
 ROUNDING = 1e-6  # relative; floats lose less: logarithms of factorials of 100,000 are 1e6 ± 1e-9

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing, kernels
+from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
-F64 = npt.NDArray[np.float64]
 
 ROUNDS_PER_SIGN = 60  # signs that one hash value carries: its bits, one a round
 WIDEST = 1 << 31
@@ -44,6 +41,8 @@ class CountSketch:
     array([2., 1., 0.])
     """
 
+    word_bits: ClassVar[None] = None
+
     rows: int  # odd, so that the median is one row's reading; even rows average the middle two
     width: int
     seed: int  # public: it is in the task, and every device must use the same
@@ -60,10 +59,6 @@ class CountSketch:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.rows, self.width)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     @property
     def buckets(self) -> U64:

@@ -41,14 +41,11 @@ import numpy.typing as npt
 
 from sfumato import hashing
 from sfumato.errors import SpecError
+from sfumato.kernels import F32, I32, U32, U64
 from sfumato.kernels import dense as kernels
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.spec import LARGEST_INTEGER, require, spec
 
-F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 Reals = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
 LONGEST = 1 << 31  # longest vector and row

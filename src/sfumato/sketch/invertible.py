@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64, U64, Bool, Whole
 from sfumato.kernels import invertible as kernels
 from sfumato.sketch import capacity, keys
 from sfumato.sketch.keys import Column, Keys
@@ -19,10 +19,6 @@ from sfumato.spec import LARGEST_INTEGER, later, require, spec
 if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
-F64 = npt.NDArray[np.float64]
 
 MOST_WORD_BITS = 62  # largest ring for the sums
 _PART_BITS = 60  # most bits of a key in one word: below the prime of the hashes
@@ -160,19 +156,14 @@ class InvertibleSketch:
         kernels.insert(table, self.parts(numbers), times, amounts, *self.hashes, self.layout)
         return table.view(np.int64).reshape(self.shape)
 
-    def list(
-        self, table: npt.NDArray[np.integer], *, candidates: U64 | None = None, signed: bool = False
-    ) -> Listing:
-        """List the keys of a table. `candidates`, keys of earlier listings, help if it gets stuck.
-
-        With `signed` the table is a difference of two, and counts may be negative.
-        """
+    def list(self, table: Whole, *, candidates: U64 | None = None) -> Listing:
+        """List the keys of a table. `candidates`, keys of other listings, help if it gets stuck."""
         if table.shape != self.shape:
             raise SpecError(f"a table must have the shape {self.shape}; got {table.shape}")
         mask = np.uint64((1 << self.word_bits) - 1)
         left = (table.astype(np.int64, copy=False).view(np.uint64) & mask).reshape(-1, self.words)
-        if (signed or candidates is not None) and self.value_bits:
-            raise SpecError("candidates and signed tables must be without values")
+        if candidates is not None and self.value_bits:
+            raise SpecError("a table that is listed with candidates must be without values")
         inserted = self._inserted(left)
         candidate_keys = (
             np.zeros((0, keys.limbs(self.keys.bits)), dtype=np.uint64)
@@ -180,7 +171,7 @@ class InvertibleSketch:
             else candidates
         )
         parts, counts, values = kernels.peel(
-            left, self.parts(candidate_keys), *self.hashes, self.layout, signed
+            left, self.parts(candidate_keys), *self.hashes, self.layout
         )
         numbers = self._joined(parts)
         items, valid = self.keys.items(numbers)
@@ -223,7 +214,7 @@ class InvertibleSketch:
         """The chance that two of `keys` keys have one fingerprint, and so the same cells."""
         return keys**2 / 2 * max(self.words - 1, 0) / 2.0**61
 
-    def estimate(self, table: npt.NDArray[np.integer], values: Column) -> F64:
+    def estimate(self, table: Whole, values: Column) -> F64:
         """The counts of these items, zero for those not listed."""
         listing = self.list(table)
         numbers, _ = self.keys.numbers(values)

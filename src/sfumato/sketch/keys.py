@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import I64, U8, U64, Bool, Whole
 from sfumato.kernels import invertible as kernels
-from sfumato.sketch.words import Bool, Codes, check_alphabet, codes_of, texts_of
+from sfumato.sketch.words import Codes, check_alphabet, codes_of, texts_of
 from sfumato.spec import require, spec
 
 if TYPE_CHECKING:  # needed only on devices with such keys
     import pyarrow as pa
 
-U64 = npt.NDArray[np.uint64]
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Column: TypeAlias = "pa.Array | pa.ChunkedArray | npt.NDArray[np.integer] | Sequence[str]"
+Column: TypeAlias = "pa.Array | pa.ChunkedArray | Whole | Sequence[str]"
 
 MOST_BYTES = 256  # longest text key
 _LIMB = 64

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def listed_norms(values: int, copies: bool) -> Norms:
     return Norms(l1=values, l2=math.sqrt(values), unit_cells=values)
 
 
-def check_weights(weights: npt.NDArray[np.int64] | None, count: int) -> None:
+def check_weights(weights: I64 | None, count: int) -> None:
     """Raise unless there is one whole weight per value: kernels do not check."""
     if weights is None:
         return

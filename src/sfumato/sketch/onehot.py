@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import DataError, SpecError
+from sfumato.kernels import F64, I64, U64, Bool, Whole
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
 if TYPE_CHECKING:
     from sfumato.sketch.sparse import SparseTable
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 
 @spec("one_hot")
@@ -32,6 +29,8 @@ class OneHot:
     array([1, 0, 2])
     """
 
+    word_bits: ClassVar[None] = None
+
     categories: int
 
     def check(self) -> None:
@@ -41,13 +40,7 @@ class OneHot:
     def shape(self) -> tuple[int, ...]:
         return (self.categories,)
 
-    @property
-    def word_bits(self) -> None:
-        return None
-
-    def encode(
-        self, values: npt.NDArray[np.integer] | Sequence[int], weights: I64 | None = None
-    ) -> I64:
+    def encode(self, values: Whole | Sequence[int], weights: I64 | None = None) -> I64:
         """The table of these categories, each counted `weights` times (once if not given)."""
         category = self._checked(values)
         check_weights(weights, category.size)
@@ -55,9 +48,7 @@ class OneHot:
         np.add.at(table, category, 1 if weights is None else weights)
         return table
 
-    def estimate(
-        self, table: npt.NDArray[np.number], values: npt.NDArray[np.integer] | Sequence[int]
-    ) -> npt.NDArray[np.float64]:
+    def estimate(self, table: npt.NDArray[np.number], values: Whole | Sequence[int]) -> F64:
         category = self._checked(values)
         return np.asarray(table, dtype=np.float64)[category]
 
@@ -72,7 +63,7 @@ class OneHot:
     def entry_bits(self) -> int:
         return self.categories.bit_length()
 
-    def numbers(self, values: npt.NDArray[np.integer] | Sequence[int]) -> U64:
+    def numbers(self, values: Whole | Sequence[int]) -> U64:
         """The number of a category is one more than the category."""
         return (self._checked(values) + 1).astype(np.uint64)[:, None]
 
@@ -91,7 +82,7 @@ class OneHot:
         dense[table.numbers[:, 0].astype(np.int64) - 1] = table.counts
         return dense
 
-    def _checked(self, values: npt.NDArray[np.integer] | Sequence[int]) -> I64:
+    def _checked(self, values: Whole | Sequence[int]) -> I64:
         category = np.asarray(values)
         if category.size and category.dtype.kind not in "iu":  # never name the value
             raise SpecError("categories must be whole numbers")

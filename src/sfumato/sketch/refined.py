@@ -26,15 +26,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import kernels
+from sfumato.kernels import F64, I64, U64
 from sfumato.kernels.count import plain
 from sfumato.sketch.rounds import GRID, DecodedRounds
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 _THRESHOLDS = (10.0, 8.0, 6.4, 5.1, 4.5, 4.5, 4.0, 4.0)
 """Standard deviations of the error from which an item is peeled, one pass over the dictionary for

@@ -11,11 +11,8 @@ import numpy.typing as npt
 
 from sfumato import hashing, kernels
 from sfumato.errors import MismatchError
+from sfumato.kernels import F64, I64, U64
 from sfumato.sketch.count import CountSketch
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 PLACEBOS = 1 << 14
 GRID = 1 << 20  # counts are subtracted to a millionth

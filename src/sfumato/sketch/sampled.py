@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.privacy import Rng
 from sfumato.privacy.sampling import count_heads, threshold_sample
 from sfumato.sketch.count import CountSketch
@@ -17,11 +17,6 @@ from sfumato.sketch.invertible import InvertibleSketch, Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, numbers_of
 from sfumato.sketch.norms import Norms, listed_norms
 from sfumato.spec import require, spec
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 UNITS = 2  # values are kept in halves, since a sampling threshold may be a half of an odd number
 

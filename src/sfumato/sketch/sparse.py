@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import DataError
+from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.sketch.invertible import Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, limbs, numbers_of
 from sfumato.sketch.norms import Norms, check_weights, listed_norms
 from sfumato.spec import later, spec
-
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,6 +114,8 @@ class ItemCounts:
     [('elm', 1), ('oak', 2)]
     """
 
+    word_bits: ClassVar[None] = None
+
     keys: TextKeys | WordKeys  # their numbers are never 0
     round: int = 0  # tables of different rounds do not add
     copies: bool = later(False)  # whether a device may count several times for an item
@@ -126,10 +124,6 @@ class ItemCounts:
     def shape(self) -> tuple[int, ...]:
         """Of no cells, as long as nobody has sent any."""
         return (0, limbs(self.keys.bits) + 1)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     @property
     def entry_bits(self) -> int:

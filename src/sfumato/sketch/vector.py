@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sfumato.errors import SpecError
+from sfumato.kernels import F64, I64, Bool
 from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 Reals = npt.NDArray[np.floating[Any]]
 
 MOST_HEADROOM = 1.2  # largest headroom
@@ -45,6 +43,8 @@ class VectorSketch:
     array([[60, 80],
            [60, 80]])
     """
+
+    word_bits: ClassVar[None] = None
 
     length: int  # of the vectors
     clip: float  # largest L2 norm of a vector
@@ -78,10 +78,6 @@ class VectorSketch:
     @property
     def cells(self) -> int:
         return math.prod(self.shape)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
         """The contributions of devices with these vectors (n, length) to the sum, (n, *shape)."""
@@ -151,6 +147,8 @@ class RoundSketch:
     longer.
     """
 
+    word_bits: ClassVar[None] = None
+
     main: VectorSketch
     second: VectorSketch | None = None  # for the norm, or the error of the decoded update
     counts: bool = False  # whether updates within the clip are counted
@@ -163,10 +161,6 @@ class RoundSketch:
     @property
     def length(self) -> int:
         return self.main.length
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     def tables(self, vectors: Reals, *, rng: Rng) -> I64:
         """The tables of clients with these updates (n, length), (n, cells)."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
+from sfumato.kernels import I64, U16, Bool
 from sfumato.sketch.count import CountSketch
 from sfumato.sketch.onehot import OneHot
 from sfumato.spec import require, spec
@@ -16,9 +16,7 @@ from sfumato.spec import require, spec
 if TYPE_CHECKING:  # not installed on devices
     import pyarrow as pa
 
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
-Codes = npt.NDArray[np.uint16]
+Codes = U16
 Words: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[str]"
 
 LATIN = "abcdefghijklmnopqrstuvwxyz"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED
+from sfumato import kernels
 from sfumato.errors import SpecError
 from sfumato.kernels import masks
 
@@ -255,9 +256,9 @@ def test_several_cores_add_what_one_adds(kind: Any, monkeypatch: pytest.MonkeyPa
     streams = [(bytes([k]) * 16, start) for k, start in enumerate(starts)]
     one = np.arange(10_007).astype(kind)
     several = one.copy()
-    monkeypatch.setattr(masks, "cores_allowed", lambda: 1)
+    monkeypatch.setattr(kernels, "cores_allowed", lambda: 1)
     masks.add_streams(one, streams, [1, -1, 1])
-    monkeypatch.setattr(masks, "cores_allowed", lambda: 3)
+    monkeypatch.setattr(kernels, "cores_allowed", lambda: 3)
     monkeypatch.setattr(masks, "BYTES_PER_CORE", 1)
     masks.add_streams(several, streams, [1, -1, 1])
     assert np.array_equal(one, several)

@@ -38,7 +38,7 @@ def plain(total: Words, tables: Words) -> Words:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways, whatever the size."""
     monkeypatch.setattr(packed, "SMALL", 0 if request.param == "compiled" else 1 << 62)
-    assert (packed.compiled_kernels() is not None) or request.param == "numpy"
+    assert (packed.TWINS.compiled() is not None) or request.param == "numpy"
     return str(request.param)
 
 
@@ -87,7 +87,7 @@ def test_a_device_does_not_wake_the_compiler(monkeypatch: pytest.MonkeyPatch) ->
     def wakes() -> None:
         raise AssertionError("a small table woke the compiler")
 
-    monkeypatch.setattr(packed, "compiled_kernels", wakes)
+    monkeypatch.setattr(packed.TWINS, "compiled", wakes)
     total = np.zeros(1_000, dtype=np.uint32)
     add_packed(total, [pack_words(random_words(20, (1_000,)), 20)], 20)
     assert total.any()

@@ -13,6 +13,7 @@ import pytest
 from checks import SEED, assert_mean
 from sfumato import plan
 from sfumato.errors import SpecError, StudyError
+from sfumato.learn.campaign import TrainingCampaign
 from sfumato.learn.compression import (
     LARGEST_STEP,
     MAIN_SHARE,
@@ -381,6 +382,18 @@ def test_a_study_with_a_prior_norm_sends_sketches_from_the_first_round_on() -> N
     assert rates[1] > 2 * rates[0]
 
 
+def test_a_prior_norm_is_not_billed_for_a_second_sketch() -> None:
+    """The cells that are billed are those of a round, up to whole rows."""
+    for trust in ("central", "secure"):
+        study = STUDY | {"compression": "two_stage", "trust": trust}
+        planned = plan(study | {"training": {**STUDY["training"], "prior_norm": 0.05}})
+        assert isinstance(planned.design, TrainingDesign)
+        campaign = TrainingCampaign.begin(planned.design)
+        assert campaign.second is None
+        billed = campaign.length / planned.predicted["rate"]
+        assert 0 <= billed - campaign.cells < planned.design.rows
+
+
 def test_the_rows_of_a_training_are_those_of_the_study() -> None:
     assert plan(STUDY).parameters["rows"] == 15
     assert plan(STUDY | {"rows": 7}).parameters["rows"] == 7
@@ -388,6 +401,21 @@ def test_the_rows_of_a_training_are_those_of_the_study() -> None:
         plan(STUDY | {"rows": 7, "compression": "none"})
     with pytest.raises(StudyError, match="width has no effect"):
         plan(STUDY | {"width": 7})
+
+
+@pytest.mark.parametrize("compression", ["none", "adapt_norm", "adapt_tail", "free_norm", None])
+@pytest.mark.parametrize(("key", "value"), [("rate", 4.0), ("prior_norm", 0.05)])
+def test_a_key_of_another_rule_is_refused(compression: str | None, key: str, value: float) -> None:
+    study = STUDY | {"compression": compression, "training": {**STUDY["training"], key: value}}
+    if compression is None:
+        del study["compression"]
+    with pytest.raises(StudyError, match=rf"training\.{key} has no effect without"):
+        plan(study)
+
+
+def test_rows_are_refused_where_no_rule_is_named_and_updates_are_whole() -> None:
+    with pytest.raises(StudyError, match="rows has no effect"):
+        plan(STUDY | {"rows": 7, "epsilon": math.inf})
 
 
 def test_a_prior_norm_sizes_all_rounds_and_measures_none() -> None:

@@ -43,6 +43,7 @@ from sfumato.learn.diffsketch import (
     multiplier_for,
     padded_length,
     padding_floor,
+    privacy_loss,
     small_lstm,
     spread,
 )
@@ -523,7 +524,7 @@ def test_cpsgds_theorem_does_not_apply_to_ten_devices_with_table_1s_coins() -> N
     for levels, coins in ((12, 4), (23, 9), (14, 2), (28, 4)):
         exchange = replace(QUANTISED, levels=levels, coins=coins, rotate=False, largest=1.0)
         assert exchange.epsilon(LENGTH, 10 * coins, 1.0) == math.inf
-        assert exchange.loss(length=LENGTH, cohort=10, clients=6_000, rounds=1) == NoPrivacy()
+        assert privacy_loss(exchange, cohort=10, clients=6_000, rounds=1) == NoPrivacy()
         every = exchange.epsilon(LENGTH, 6_000 * coins, 1.0)  # as if all 6,000 tossed theirs
         assert 3 < every < 8
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sfumato.errors import SpecError
-from sfumato.learn.round_table import RoundNoise
+from sfumato.learn.campaign import RoundNoise
 from sfumato.privacy import AdditiveLoss, SeededRng
 from sfumato.privacy.accounting import SMOOTHING
 from sfumato.sketch.dense import DenseSketch

@@ -19,7 +19,7 @@ from sfumato.flow.accumulator import Batch
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import noised_sum
 from sfumato.flow.secure_sum import SecureSum
-from sfumato.learn.campaign import RoundResult, TrainingCampaign
+from sfumato.learn.campaign import RoundNoise, RoundResult, TrainingCampaign
 from sfumato.learn.clients import updates
 from sfumato.learn.compression import (
     AdaptNorm,
@@ -37,7 +37,6 @@ from sfumato.learn.design import (
     TrainingDesign,
     whole_numbers,
 )
-from sfumato.learn.round_table import RoundNoise
 from sfumato.learn.training import FloatSum, RoundFigures, Training
 from sfumato.privacy import AdditiveLoss, Budget, Ledger, NoPrivacy, SeededRng, epsilon_of
 from sfumato.privacy.accounting import SMOOTHING, SampledLoss

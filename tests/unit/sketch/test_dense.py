@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import SEED
-from sfumato import hashing
+from sfumato import hashing, kernels
 from sfumato.errors import SpecError
 from sfumato.kernels import dense
 from sfumato.kernels.dense import compiled as compiled_dense
@@ -220,7 +220,7 @@ def compiled_tables(vectors: F32, sketch: DenseSketch) -> F32:
 @pytest.fixture
 def awake() -> None:
     """Small inputs take the compiled path, too, once a large one has come."""
-    assert dense.compiled_kernels() is compiled_dense
+    assert dense.TWINS.compiled() is compiled_dense
 
 
 @settings(max_examples=150)
@@ -228,7 +228,7 @@ def awake() -> None:
 def test_the_twins_are_equal_up_to_rounding(sketch: DenseSketch, stream: int) -> None:
     """Both add the same numbers, so they differ by no more than float32 sums may be off: the
     number of terms times 2**-24 times the sum of their sizes."""
-    dense.compiled_kernels()
+    dense.TWINS.compiled()
     vector, noise = normal(sketch.length, stream=stream), normal(*sketch.shape, stream=stream + 1)
     scale, hashes = 1 / math.sqrt(sketch.rows), (sketch.rotations, sketch.sign_keys)
     plain = plain_dense.encode(vector, *hashes, sketch.width, scale)
@@ -259,7 +259,7 @@ def test_the_number_of_cores_does_not_show(width: int, monkeypatch: pytest.Monke
     whole = [sketch.encode(vectors[0]), sketch.encode(vectors), sketch.decode(noise)]
     monkeypatch.setattr(dense, "WORK_PER_CORE", 1)
     for cores in (2, 3, 64):
-        monkeypatch.setattr(dense, "cores_allowed", lambda cores=cores: cores)
+        monkeypatch.setattr(kernels, "cores_allowed", lambda cores=cores: cores)
         parts = [sketch.encode(vectors[0]), sketch.encode(vectors), sketch.decode(noise)]
         for one, other in zip(whole, parts, strict=True):
             assert one.tobytes() == other.tobytes()
@@ -269,7 +269,7 @@ def test_pieces_join_in_vectors_of_many() -> None:
     """Long enough for several pieces, chunks that straddle them, and a ragged end."""
     for length, width in ((50_003, 1234), (50_003, 31), (50_003, 4096), (8192, 4096)):
         sketch = DenseSketch(length=length, width=width, rows=2, blocks=1, seed=SEED)
-        dense.compiled_kernels()
+        dense.TWINS.compiled()
         vector = normal(length)
         hashes = (sketch.rotations, sketch.sign_keys)
         plain = plain_dense.encode(vector, *hashes, width, 1 / math.sqrt(2))

@@ -12,17 +12,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels import F64, I64, U8, U32, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.plain import MIXED_PRIME, MIXER
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 _P = np.uint64((1 << 61) - 1)
 _1, _3, _61 = np.uint64(1), np.uint64(3), np.uint64(61)
@@ -124,7 +120,7 @@ def fingerprint_integers(items: I64, point: np.uint64) -> U64:
 
 
 @kernel
-def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint64) -> U64:
+def fingerprint_bytes(data: U8, offsets: I64, point: np.uint64) -> U64:
     result = np.empty(offsets.size - 1, dtype=np.uint64)
     x8 = point << _3
     low56 = np.uint64((1 << 56) - 1)
@@ -180,7 +176,7 @@ def encode(points: U64, weights: I64 | None, buckets: U64, signs: U64, bit: int,
 
 
 @kernel
-def _hash_cells(points: U64, bucket: U64, width: int, out: npt.NDArray[np.uint32]) -> None:
+def _hash_cells(points: U64, bucket: U64, width: int, out: U32) -> None:
     width8 = np.uint64(width) << _3
     b0, b1 = bucket[0], bucket[1]
     for i in range(points.size):
@@ -195,9 +191,7 @@ def _hash_signs(points: U64, sign: U64, out: U64) -> None:
 
 
 @kernel
-def _add_readings(
-    line: F64, cells: npt.NDArray[np.uint32], words: U64, bit: np.uint64, out: F64
-) -> None:
+def _add_readings(line: F64, cells: U32, words: U64, bit: np.uint64, out: F64) -> None:
     for i in range(out.size):
         out[i] += _negate_unless(line[cells[i]], (words[i] >> bit) & _1)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
+from sfumato.kernels import F64, I64, U8, U64
 
 PRIME = (1 << 61) - 1
 CHUNK_BYTES = 7  # any seven bytes are below the prime
@@ -77,7 +74,7 @@ def fingerprint_integers(items: I64, point: np.uint64) -> U64:
     return mix(add_mod(multiply_mod(value, point), np.uint64(8)))
 
 
-def fingerprint_bytes(data: npt.NDArray[np.uint8], offsets: I64, point: np.uint64) -> U64:
+def fingerprint_bytes(data: U8, offsets: I64, point: np.uint64) -> U64:
     """One step per chunk position, over the items that reach it."""
     starts, lengths = offsets[:-1], np.diff(offsets)
     value = np.zeros(lengths.size, dtype=np.uint64)

@@ -20,8 +20,9 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels import F32, I32, U32
 from sfumato.kernels.compiling import kernel
-from sfumato.kernels.dense.plain import F32, FIRST, I32, SECOND, U32
+from sfumato.kernels.dense.plain import FIRST, SECOND
 
 LANES = 32  # numbers taken at a time; rows with more cells are wide
 PIECE = 4096  # coordinates processed together

@@ -10,14 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
+from sfumato.kernels import F32, F64, I32, I64, U32, U64
 
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B  # odd multipliers of a mixing function of 32 bits
 GOLDEN = 0x9E3779B97F4A7C15  # the odd step of a counter of 64 bits

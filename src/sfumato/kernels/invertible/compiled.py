@@ -10,16 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from sfumato.kernels import I64, U8, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _mix, _multiply_high, _reduce
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-Layout = tuple[int, int, int, int]
-Listed = tuple[U64, I64, I64]
+from sfumato.kernels.invertible.plain import Layout, Listed
 
 _0, _1, _2, _3, _61 = (np.uint64(k) for k in (0, 1, 2, 3, 61))
 _BLOCK = 64  # keys processed together: their state stays in the first-level cache
@@ -113,7 +109,7 @@ def peel_singles(
     width: int,
     layout: Layout,
 ) -> int:
-    """The first and longest part of `peel`, without signs: cells that have, or come to have, one
+    """The first and longest part of `peel`: cells that have, or come to have, one
     insertion, until none is left. Returns the number of keys.
 
     Cells wait in a ring, first come, first served. Those of a block are read and hashed together,
@@ -216,7 +212,6 @@ def peel(
     checks: U64,
     width: int,
     layout: Layout,
-    signed: bool,
 ) -> Listed:
     """Remove every key that can be read from the table, in place.
 
@@ -224,8 +219,6 @@ def peel(
     Cells with one insertion come first: they certainly hold one key, while most others do not. Once
     that is stuck, a cell that holds one of the `candidates` and one more key is split: for each
     number of times that the candidate may be there, the rest is read as if it were alone.
-
-    With `signed`, for the difference of two tables, counts from half of their range are negative.
     """
     value_bits, count_bits, check_bits, bits = layout
     size, words = table.shape
@@ -234,7 +227,7 @@ def peel(
     check_shift, top_shift = np.uint64(61 - check_bits), np.uint64(bits - check_bits)
     first, one_count = np.uint64(value_bits + count_bits), _1 << np.uint64(value_bits)
     value_shift, value_mask = np.uint64(value_bits), _low(value_bits)
-    count_mask, half = _low(count_bits), _1 << np.uint64(count_bits - 1)
+    count_mask = _low(count_bits)
     part_bits = np.full(words, np.uint64(bits - check_bits))
     part_bits[0] -= first
     part_masks = (_1 << part_bits) - _1
@@ -270,14 +263,11 @@ def peel(
     # on the last, so that the processor works on several. The others are marked as changed.
     waiting, head, tail = np.empty(size + 1, dtype=np.int64), 0, 0
     is_waiting, changed = np.zeros(size, dtype=np.bool_), np.zeros(size, dtype=np.bool_)
-    changes, scan, listed = 0, 0, 0
-    if not signed:
-        listed = peel_singles(
-            table, keys_read, counts, values, point, buckets, checks, width, layout
-        )
+    changes, scan = 0, 0
+    listed = peel_singles(table, keys_read, counts, values, point, buckets, checks, width, layout)
     for place in range(size):
         count = (table[place, 0] >> value_shift) & count_mask
-        if count == _1 or (signed and count == count_mask):
+        if count == _1:
             is_waiting[place] = True
             waiting[tail] = place
             tail += 1
@@ -287,7 +277,6 @@ def peel(
     key, row_of_key, times, most, progress = 0, 0, _0, _0, False
     while listed < limit:
         # The next cell to read; if none is left, one without a candidate.
-        negative = False
         splits = head == tail and changes == 0
         if not splits:
             if head != tail:
@@ -302,10 +291,6 @@ def peel(
                 changes -= 1
             for word in range(words):
                 cell[word] = table[place, word]
-            if signed and (cell[0] >> value_shift) & half != _0:
-                negative = True
-                for word in range(words):
-                    cell[word] = (_0 - cell[word]) & mask
         else:
             if times == most:  # the next candidate in the next of its cells
                 if key == many:
@@ -389,13 +374,11 @@ def peel(
             )
             pure |= cells[row] == place
         for row in range(rows):
-            pure &= signed or (table[cells[row], 0] >> value_shift) & count_mask >= count
+            pure &= (table[cells[row], 0] >> value_shift) & count_mask >= count
         if not pure:
             continue
         # It does: remove the key from its cells.
         value = cell[0] & value_mask
-        if negative:
-            count = _0 - count
         for word in range(words):
             content[word] *= count
             keys_read[listed, word] = parts[word]
@@ -425,7 +408,7 @@ def peel(
                     table[other, word] = (table[other, word] - removed) & mask
             count = (table[other, 0] >> value_shift) & count_mask
             # Without branches, since they could not be predicted.
-            single = (count == _1) | (signed & (count == count_mask))
+            single = count == _1
             more = (count != _0) & ~single
             waiting[tail] = other
             tail += single & ~is_waiting[other]
@@ -437,7 +420,7 @@ def peel(
 
 
 @kernel
-def text_keys(data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int) -> Any:
+def text_keys(data: U8, offsets: I64, length: int, limbs: int) -> Any:
     count = offsets.size - 1
     keys, fits = np.zeros((count, limbs), dtype=np.uint64), np.zeros(count, dtype=np.bool_)
     for i in range(count):

@@ -11,21 +11,17 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.kernels import I64, U8, U64, Bool
 from sfumato.kernels.count.plain import add_mod, cells, evaluate, mix, multiply_mod
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
 Layout = tuple[int, int, int, int]
 Listed = tuple[U64, I64, I64]  # parts, counts, values
 
 FIELD_BITS = 61
 
 
-def text_keys(
-    data: npt.NDArray[np.uint8], offsets: I64, length: int, limbs: int
-) -> tuple[U64, npt.NDArray[np.bool_]]:
+def text_keys(data: U8, offsets: I64, length: int, limbs: int) -> tuple[U64, Bool]:
     """The bytes data[offsets[i]:offsets[i + 1]] and a one after them, (n, limbs); and which of them
     have at most `length` bytes; the others are zero."""
     lengths = np.diff(offsets)
@@ -96,10 +92,9 @@ def peel(
     checks: U64,
     width: int,
     layout: Layout,
-    signed: bool,
 ) -> Listed:
     """Remove every key that can be read from the table, in place; see the compiled twin."""
-    reader = _Reader(table, candidates, point, buckets, checks, width, layout, signed)
+    reader = _Reader(table, candidates, point, buckets, checks, width, layout)
     reader.run()
     parts = np.array(reader.parts, dtype=np.uint64).reshape(-1, table.shape[1])
     return (
@@ -121,9 +116,8 @@ class _Reader:
         checks: U64,
         width: int,
         layout: Layout,
-        signed: bool,
     ) -> None:
-        self.table, self.candidates, self.layout, self.signed = table, candidates, layout, signed
+        self.table, self.candidates, self.layout = table, candidates, layout
         self.hashes: tuple[Any, ...] = (point, buckets, checks, width)
         self.waiting: deque[int] = deque()
         self.changed: set[int] = set()
@@ -151,7 +145,7 @@ class _Reader:
         """Queue a cell: first if it has one insertion, after all of these if it has more."""
         count = self._count(place)
         self.changed.discard(place)
-        if count == 1 or (self.signed and count == (1 << self.layout[1]) - 1):
+        if count == 1:
             if place not in self.waiting:
                 self.waiting.append(place)
         elif count:
@@ -169,18 +163,10 @@ class _Reader:
         limit = 2 * len(self.table)
         while (self.waiting or self.changed) and len(self.parts) < limit:
             place = self._next()
-            cell, value_bits, count_bits = self._cell(place), *self.layout[:2]
-            negative = self.signed and cell[0] >> value_bits + count_bits - 1 & 1
-            if negative:
-                cell = [-word % (1 << self.layout[3]) for word in cell]
-            key = self._pure(cell, place)
+            key = self._pure([int(word) for word in self.table[place]], place)
             if key is not None:
-                parts, count, value = key
-                for other in self._take(parts, -count if negative else count, value):
+                for other in self._take(*key):
                     self._enqueue(other)
-
-    def _cell(self, place: int) -> list[int]:
-        return [int(word) for word in self.table[place]]
 
     def _count(self, place: int) -> int:
         value_bits, count_bits, *_ = self.layout
@@ -216,14 +202,14 @@ class _Reader:
         for tail, whole in zip(tails, check[0].tolist(), strict=True):
             if tail != (whole >> FIELD_BITS - check_bits) & (1 << check_bits - twos) - 1:
                 return None
-        if not self.signed and any(self._count(other) < count for other in at[0].tolist()):
+        if any(self._count(other) < count for other in at[0].tolist()):
             return None
         return parts, count, value
 
     def _take(self, parts: list[int], count: int, value: int) -> list[int]:
         row = np.array([parts], dtype=np.uint64)
         at, check = places(row, *self.hashes)
-        content = contents(row, check, self.layout)[0] * np.uint64(count % (1 << 64))
+        content = contents(row, check, self.layout)[0] * np.uint64(count)
         content[0] += np.uint64(value)
         mask = np.uint64((1 << self.layout[3]) - 1)
         for place in at[0]:

@@ -7,24 +7,18 @@ degree first: three-wise independent cells. A bit vector is packed into little-e
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from sfumato.kernels import SMALL, cores_allowed, is_compiled
+from sfumato.kernels import F64, I64, SMALL, U8, U64, Twins, Whole, in_parts
+from sfumato.kernels.local import plain
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Whole = npt.NDArray[np.integer]
-Cells = npt.NDArray[np.integer] | F64
+Cells = Whole | F64
 _LOOKUPS = 1 << 23  # cells read per core for which another is worthwhile
-_Counts = TypeVar("_Counts", bound="npt.NDArray[np.integer]")
+_TWINS = Twins("local", SMALL)
+_Counts = TypeVar("_Counts", bound="Whole")
 
 
 def row_cells(points: U64, rows: I64, hashes: U64, width: int) -> I64:
@@ -41,7 +35,7 @@ def hadamard_records(
     _twin(4 * points.size).hadamard_records(points, places, flips, hashes, width, out)
 
 
-def biased_words(digits: npt.NDArray[np.uint8], words: U64, out: U64) -> tuple[int, int]:
+def biased_words(digits: U8, words: U64, out: U64) -> tuple[int, int]:
     """Fill `out` with bits that are 1 with the probability of these binary digits.
 
     Each of the 64 lanes of a word compares its own uniform number with the probability, digit by
@@ -79,12 +73,11 @@ def gather(points: U64, table: Cells, hashes: U64) -> F64:
     """The sum over rows of the cell that each point has there: (n,)."""
     kernels = _twin((points.size + 64) * table.shape[0])  # a row takes as long as 64 points
     cores = points.size * table.shape[0] // _LOOKUPS
-    return np.concatenate(
-        _in_pieces(points.size, lambda a, b: kernels.gather(points[a:b], table, hashes), cores)
-    )
+    parts = in_parts(lambda a, b: kernels.gather(points[a:b], table, hashes), points.size, cores)
+    return np.concatenate(parts)
 
 
-def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
+def gather_hadamard(points: U64, table: Whole, hashes: U64) -> F64:
     """As `gather`, of the Walsh–Hadamard transform of each row; the table stays as it is."""
     work = table.size + points.size * table.shape[0]
     kernels = _twin(work)
@@ -93,7 +86,7 @@ def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) ->
         part: F64 = kernels.gather_hadamard(points, table[a:b], hashes[a:b])
         return part
 
-    return np.asarray(sum(_in_pieces(table.shape[0], some, work // _LOOKUPS)))
+    return np.asarray(sum(in_parts(some, table.shape[0], work // _LOOKUPS)))
 
 
 def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, width: int) -> F64:
@@ -103,26 +96,10 @@ def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, wi
     return kernels.collide(points, others, weights, hashes, shares, width)  # type: ignore[no-any-return]
 
 
-def hadamard(rows: npt.NDArray[np.float64] | npt.NDArray[np.integer]) -> None:
+def hadamard(rows: F64 | Whole) -> None:
     """The Walsh–Hadamard transform of each row, in place and without a factor."""
     _twin(rows.size).hadamard(rows)
 
 
 def _twin(work: int) -> ModuleType:
-    if work >= SMALL and is_compiled():
-        from sfumato.kernels.local import compiled as compiled_local
-
-        return compiled_local
-    from sfumato.kernels.local import plain as plain_local
-
-    return plain_local
-
-
-def _in_pieces(size: int, function: Callable[[int, int], F64], cores: int) -> list[F64]:
-    """function(start, stop) over `size` rows or points, on as many cores as are worthwhile."""
-    count = min(cores, cores_allowed(), size)
-    if count < 2:
-        return [function(0, size)]
-    bounds = [size * k // count for k in range(count + 1)]
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(function, bounds[:-1], bounds[1:]))
+    return (_TWINS.compiled() if work >= SMALL else None) or plain

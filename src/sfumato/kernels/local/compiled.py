@@ -6,21 +6,14 @@ from typing import Any
 
 import llvmlite.binding
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from sfumato.kernels import F64, I64, U8, U32, U64, Whole
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _multiply_high, _reduce
 from sfumato.kernels.local.plain import BLOCK
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-U32 = npt.NDArray[np.uint32]
-Whole = npt.NDArray[np.integer]
 
 _0, _1, _3 = np.uint64(0), np.uint64(1), np.uint64(3)
 _ALL = np.uint64((1 << 64) - 1)
@@ -396,7 +389,7 @@ def _hash(points: U64, squares: U64, hash_: U64, width: int, out: U32) -> None:
 
 
 @kernel
-def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F64:
+def gather(points: U64, table: Whole | F64, hashes: U64) -> F64:
     total = np.zeros(points.size)
     squares = _squares(points)
     for row in range(0, table.shape[0], 2):
@@ -405,9 +398,7 @@ def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F6
 
 
 @kernel
-def _add_rows(
-    points: U64, squares: U64, lines: npt.NDArray[np.integer] | F64, hashes: U64, total: F64
-) -> None:
+def _add_rows(points: U64, squares: U64, lines: Whole | F64, hashes: U64, total: F64) -> None:
     """Add the cells of each point in one row, or two: so points and totals are read half as
     often."""
     width = lines.shape[1]
@@ -430,17 +421,15 @@ def _add_two(first: Any, cells: U32, second: Any, others: U32, total: F64) -> No
         total[i] = total[i] + first[cells[i]] + second[others[i]]
 
 
-def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
+def gather_hadamard(points: U64, table: Whole, hashes: U64) -> F64:
     # The sum of a row, whatever the signs, is at most the number of its records.
     wide = table.dtype.itemsize == 8
-    lines: npt.NDArray[np.integer] = np.zeros((2, table.shape[1]), np.int64 if wide else np.int32)
+    lines: Whole = np.zeros((2, table.shape[1]), np.int64 if wide else np.int32)
     return _gather_hadamard(points, table, hashes, lines)
 
 
 @kernel
-def _gather_hadamard(
-    points: U64, table: npt.NDArray[np.integer], hashes: U64, lines: npt.NDArray[np.integer]
-) -> F64:
+def _gather_hadamard(points: U64, table: Whole, hashes: U64, lines: Whole) -> F64:
     total = np.zeros(points.size)
     squares = _squares(points)
     for row in range(0, table.shape[0], 2):
@@ -471,13 +460,13 @@ def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, wi
 
 
 @kernel
-def hadamard(rows: npt.NDArray[np.integer] | F64) -> None:
+def hadamard(rows: Whole | F64) -> None:
     for row in range(rows.shape[0]):
         _transform(rows[row])
 
 
 @kernel
-def _transform(line: npt.NDArray[np.integer] | F64) -> None:
+def _transform(line: Whole | F64) -> None:
     """Sixteen neighbours at a time first, in registers; then four parts of the line in one pass."""
     size, half = line.size, 1
     if size >= 16:

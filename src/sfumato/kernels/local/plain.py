@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.kernels import F64, I64, U8, U32, U64, Whole
 from sfumato.kernels.count.plain import add_mod, cells, evaluate, multiply_mod
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Whole = npt.NDArray[np.integer]
 
 BLOCK = 4  # words whose lanes are decided together
 
@@ -67,7 +61,7 @@ def deposit(bits: U64, words: U64) -> None:
     words[:] = np.packbits(places, bitorder="little").view("<u8")
 
 
-def count_rows(records: U8, row_bytes: int, counts: I64) -> npt.NDArray[np.uint32]:
+def count_rows(records: U8, row_bytes: int, counts: I64) -> U32:
     rows = np.zeros(records.shape[0], dtype=np.uint32)
     for byte in range(row_bytes):
         rows |= records[:, byte].astype(np.uint32) << np.uint32(8 * byte)
@@ -85,14 +79,14 @@ def add_signs(codes: Whole, flat: Whole) -> None:
     np.add.at(flat, codes >> 1, signs)
 
 
-def gather(points: U64, table: npt.NDArray[np.integer] | F64, hashes: U64) -> F64:
+def gather(points: U64, table: Whole | F64, hashes: U64) -> F64:
     total = np.zeros(points.size)
     for row, line in zip(hashes, table, strict=True):
         total += line[cells(evaluate(row, points), line.size)]
     return total
 
 
-def gather_hadamard(points: U64, table: npt.NDArray[np.integer], hashes: U64) -> F64:
+def gather_hadamard(points: U64, table: Whole, hashes: U64) -> F64:
     total = np.zeros(points.size)
     for row, line in zip(hashes, table, strict=True):
         transformed = line[None].astype(np.int64)
@@ -110,7 +104,7 @@ def collide(points: U64, others: U64, weights: F64, hashes: U64, shares: F64, wi
     return total
 
 
-def hadamard(rows: npt.NDArray[np.integer] | F64) -> None:
+def hadamard(rows: Whole | F64) -> None:
     size = rows.shape[1]
     half = 1
     while half < size:

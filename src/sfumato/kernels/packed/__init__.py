@@ -7,19 +7,14 @@ are added by compiled code if numba is installed, others by numpy; sums are equa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.errors import MismatchError
-from sfumato.kernels import is_compiled
-
-Words = npt.NDArray[np.unsignedinteger[Any]]
+from sfumato.kernels import Twins, Words
 
 SMALL = 1 << 14  # words below which numba is not loaded
+TWINS = Twins("packed", SMALL)
 
 
 def pack_words(words: Words, bits: int) -> bytes:
@@ -63,7 +58,7 @@ def add_packed(total: Words, tables: Sequence[bytes], bits: int) -> None:
     """
     for data in tables:
         check_packed(data, total.size, bits)
-    compiled = compiled_kernels() if total.size >= SMALL and total.itemsize * 8 != bits else None
+    compiled = TWINS.compiled() if total.size >= SMALL and total.itemsize * 8 != bits else None
     for data in tables:
         if compiled is None:
             total += unpack_words(data, total.size, bits, total.dtype.type)
@@ -80,12 +75,3 @@ def check_packed(data: bytes, cells: int, bits: int) -> None:
     used = cells * bits % 8  # bits of the last byte
     if used and data[-1] >> used:
         raise MismatchError("the last bits of a packed table must be zero")
-
-
-@cache
-def compiled_kernels() -> ModuleType | None:
-    if not is_compiled():
-        return None
-    from sfumato.kernels.packed import compiled as compiled_packed
-
-    return compiled_packed

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.kernels import U8, Words
 from sfumato.kernels.compiling import kernel
-
-U8 = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.unsignedinteger[Any]]
 
 _1, _3, _7, _8, _64 = (np.uint64(number) for number in (1, 3, 7, 8, 64))
 

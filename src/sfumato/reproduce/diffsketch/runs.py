@@ -235,11 +235,11 @@ def padding_for(task: Task, size: Size, epsilon: float) -> int:
 def sampled_multiplier(epsilon: float, cohort: int, clients: int, rounds: int) -> float:
     """The noise multiplier on sums over cohorts of a fixed size at which all rounds cost epsilon,
     rounded up, to a hundredth of itself."""
-    from sfumato.learn.diffsketch import NoisyVector
+    from sfumato.learn.diffsketch import NoisyVector, privacy_loss
 
     def cost(multiplier: float) -> float:
         exchange = NoisyVector(clip=1.0, noise_multiplier=multiplier)
-        loss = exchange.loss(length=1, cohort=cohort, clients=clients, rounds=rounds)
+        loss = privacy_loss(exchange, cohort=cohort, clients=clients, rounds=rounds)
         return epsilon_of([loss], DELTA)
 
     low, high = 0.0, 1.0

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sfumato.kernels import F64
+from sfumato.kernels import F64, Bool
 from sfumato.questions import sizing
 from sfumato.reproduce.frequencies import data
 from sfumato.reproduce.frequencies.data import LAW_ITEMS, LAW_ROWS, ROUNDS, Source
 from sfumato.reproduce.frequencies.runs import errors_by_mode, one_round, ten_rounds
-from sfumato.reproduce.panels import Bool, Curves, Panel, Reading, Series, short, span
+from sfumato.reproduce.panels import Curves, Panel, Reading, Series, short, span
 from sfumato.reproduce.runner import Claim, Experiment, Figure, Job, repeat
 
 LARGEST_ERROR = "largest error (share of devices)"

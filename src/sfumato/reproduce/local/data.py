@@ -14,18 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfumato.errors import DataError
-from sfumato.kernels import F64, I64
+from sfumato.kernels import F64, I64, U16
 from sfumato.privacy import CountMeanSketch, HadamardCountMeanSketch
 from sfumato.reproduce.files import find_file, read_arrays
 from sfumato.reproduce.frequencies.data import power_law_shares
 from sfumato.sketch.words import LATIN
-
-U16 = npt.NDArray[np.uint16]
 
 EMOJI, EMOJI_USED, EMOJI_VERSION = 2_623, 845, 5.0  # all of 2017; those with a count
 EMOJI_LAW = 1.2  # made-up counts fall off about as fast as Twitter's
