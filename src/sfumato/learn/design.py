@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,8 @@ class TrainingDesign(QuestionDefaults):
         answers in at most one cohort of a pass, and nothing must stay secret.
     """
 
+    items_per_device: ClassVar[None] = None
+    may_skip: ClassVar[bool] = True
     model: str | None
     inputs: int | None = None
     classes: int | None = None
@@ -202,16 +204,8 @@ class TrainingDesign(QuestionDefaults):
         return self.passes
 
     @property
-    def items_per_device(self) -> None:
-        return None
-
-    @property
     def least_noise(self) -> float:
         return self.multiplier
-
-    @property
-    def may_skip(self) -> bool:
-        return True
 
     @property
     def influence(self) -> Influence:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +238,8 @@ class QuestionDefaults:
     """Defaults that suit most designs: every device is asked, and answers one task."""
 
     __slots__ = ()
+    has_secret: ClassVar[bool] = False
+    may_skip: ClassVar[bool] = False
 
     @property
     def task_count(self: Question) -> int:
@@ -253,14 +255,6 @@ class QuestionDefaults:
         design: Any = self
         multipliers = (task.noise_multiplier for task in design.tasks())
         return min((noise for noise in multipliers if noise is not None), default=None)
-
-    @property
-    def has_secret(self) -> bool:
-        return False
-
-    @property
-    def may_skip(self) -> bool:
-        return False
 
     @property
     def algorithm(self) -> str:
@@ -292,7 +286,8 @@ class QuestionDefaults:
         """Replace the field `seed`, which most designs have."""
         design: Any = self
         seed = public_seed(rng)
-        return Seeded(replace(design, seed=seed), seed)
+        secret = draw_secret(rng) if self.has_secret else b""
+        return Seeded(replace(design, seed=seed), seed, secret)
 
     def item_keys(self, task: Any) -> ItemKeys | None:
         return None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from sfumato import hashing
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import LARGEST_INTEGER, require
 
@@ -115,6 +116,27 @@ class Hashed(Randomizer, Protocol):
     def hashes(self) -> U64:
         """Coefficients of the three-wise independent cell hashes, (rows, 3)."""
         ...
+
+
+class HashedRows:
+    """Common to randomizers over rows of hash functions: `check_sizes` is their check."""
+
+    __slots__ = ()
+    rows: int
+    width: int
+    seed: int
+    epoch: int
+
+    @property
+    def collision(self) -> float:
+        return 1 / self.width
+
+    @property
+    def hashes(self) -> U64:
+        return hashing.row_hashes(self.seed, self.epoch, self.rows)
+
+    def values(self, items: hashing.Items) -> U64:
+        return hashing.fingerprint(items, self.seed)
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,7 @@ class ListDefaults(QuestionDefaults):
     as a device has it."""
 
     __slots__ = ()
+    has_secret: ClassVar[bool] = True
 
     def search(self) -> Any:
         """The design that finds the names: it has `keys`, `rounds` and `items_per_device`."""
@@ -107,16 +108,12 @@ class ListDefaults(QuestionDefaults):
         return Influence(of=COUNT, most=None, note=note + "listed")
 
     @property
-    def has_secret(self) -> bool:
-        return True
-
-    @property
     def algorithm(self) -> str:
         return "invertible_sketch"
 
     def cohorts(self) -> dict[str, float]:
-        names = self.search()
-        return {f"round {round}": 1 / names.rounds for round in range(names.rounds)}
+        rounds = self.search().rounds
+        return {f"round {round}": 1 / rounds for round in range(rounds)}
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
@@ -186,6 +183,7 @@ def _without_key(population: Population, keys: Keys) -> int:
 class HeavyHitterDesign(ListDefaults):
     """A sized search for heavy hitters, for `HeavyHitterCampaign`."""
 
+    counts: ClassVar[None] = None  # a list has only the counts of its sample
     keys: Keys
     devices: int
     rounds: int
@@ -251,19 +249,6 @@ class HeavyHitterDesign(ListDefaults):
             f"listing a table must fail with probability at most {allowed:.3g}; it is {chance:.3g}",
         )
 
-    @property
-    def names(self) -> HeavyHitterDesign:
-        return self
-
-    @property
-    def counts(self) -> None:
-        """None: a list has only the counts of its sample."""
-        return None
-
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed, draw_secret(rng))
-
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
     ) -> HeavyHitterCampaign:
@@ -286,6 +271,10 @@ class HeavyHitterDesign(ListDefaults):
             per_device=self.mechanism.most_per_item,
             **campaign.about(participation),
         )
+
+    @property
+    def names(self) -> HeavyHitterDesign:
+        return self
 
     def most_sampled(self, rate: float) -> int:
         """The largest number of items that the devices of one round send."""
@@ -349,6 +338,7 @@ class HeavyHitterDesign(ListDefaults):
 class HistogramDesign(ListDefaults):
     """Names from one campaign, and counts of all items from another, of the same devices."""
 
+    tasks_per_device: ClassVar[int] = 2
     names: HeavyHitterDesign
     counts: FrequencyDesign
 
@@ -366,9 +356,6 @@ class HistogramDesign(ListDefaults):
     def rounds(self) -> int:
         return self.names.rounds
 
-    def search(self) -> HeavyHitterDesign:
-        return self.names
-
     @property
     def items_per_device(self) -> int:
         return self.names.items_per_device
@@ -377,9 +364,8 @@ class HistogramDesign(ListDefaults):
     def task_count(self) -> int:
         return 2 * self.rounds
 
-    @property
-    def tasks_per_device(self) -> int:
-        return 2
+    def search(self) -> HeavyHitterDesign:
+        return self.names
 
     @property
     def least_noise(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,7 @@ def norm_variance(multiplier: float, *, in_shares: bool) -> float:
 class ClippedMeanDesign(QuestionDefaults):
     """A mean of the same devices whose norms were counted before, for `ClippedMeanCampaign`."""
 
+    items_per_device: ClassVar[None] = None
     mean: MeanDesign  # in units of the clip, so that its own clip is 1
     bins: NormBins
     mechanism: Mechanism  # of the counts
@@ -97,10 +98,6 @@ class ClippedMeanDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return 1 + self.mean.tasks_per_device
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,7 @@ class MeanDesign(QuestionDefaults):
     was enough. Every round costs privacy: with noise, whole vectors err less.
     """
 
+    items_per_device: ClassVar[None] = None
     compression: Compression
     dimensions: int
     devices: int
@@ -296,10 +297,6 @@ class MeanDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return len(self.shares)
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,7 @@ class PrefixDesign(QuestionDefaults):
         (`absent_limit`).
     """
 
+    items_per_device: ClassVar[int] = 1
     alphabet: str
     lengths: tuple[int, ...]  # of prefixes, one per level; the last is the length of words
     devices: int  # at every level
@@ -204,10 +205,6 @@ class PrefixDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return self.rounds
-
-    @property
-    def items_per_device(self) -> int:
-        return 1
 
     @property
     def influence(self) -> Influence:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,8 @@ U64 = npt.NDArray[np.uint64]
 class ThresholdSamplingDesign(ListDefaults):
     """A sized majority of threshold samples, for `ThresholdSamplingCampaign`."""
 
+    algorithm: ClassVar[str] = "threshold_sampling"
+    has_secret: ClassVar[bool] = False
     keys: TextKeys | WordKeys
     devices: int
     rounds: int
@@ -67,14 +69,6 @@ class ThresholdSamplingDesign(ListDefaults):
             "names and counts must have the same secure sum; they differ",
         )
         _ = self.sketch(0)  # checks the sizes
-
-    @property
-    def algorithm(self) -> str:
-        return "threshold_sampling"
-
-    @property
-    def has_secret(self) -> bool:
-        return False
 
     @property
     def mechanism(self) -> ListedAbove:
