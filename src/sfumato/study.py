@@ -555,6 +555,17 @@ class Study:
         return -(-self.devices // LARGEST_COHORT)
 
     @property
+    def device_count(self) -> int:
+        """`devices`, in a study that is planned: a plan needs it."""
+        assert self.devices is not None
+        return self.devices
+
+    def answering(self, devices: int | None = None) -> int:
+        """How many of so many devices, by default of all, are expected to answer; at least 1."""
+        count = self.device_count if devices is None else devices
+        return max(1, math.floor(count * (1 - self.expected_dropout)))
+
+    @property
     def expected_dropout(self) -> float:
         """The share of the devices that are expected not to answer."""
         if self.dropout is not None:

@@ -26,11 +26,10 @@ from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     READINGS,
     SMALLEST_WIDTH,
-    delta_warning,
+    common_warnings,
     noise_for,
     reference_law,
     rehearse,
-    round_warnings,
     secure_of,
 )
 from sfumato.questions.heavy_hitters.design import (
@@ -44,9 +43,7 @@ from sfumato.questions.heavy_hitters.design import (
     slack,
 )
 from sfumato.questions.promise import (
-    DROPOUTS,
     ZERO_ITEMS,
-    collusion_assumptions,
     device_promise,
     sum_visibility,
 )
@@ -128,7 +125,7 @@ def list_errors(study: Study, mechanism: ListedAbove, detectable: int) -> dict[s
     each = mechanism.most_per_item
     variance = three / scale * (1 / mechanism.rate - 1)
     variance += (mechanism.noise_stddev / mechanism.rate) ** 2
-    missing = each * three * np.maximum(1 - three / (each * _devices(study)), 0)
+    missing = each * three * np.maximum(1 - three / (each * study.device_count), 0)
     return named_errors(with_sampling(np.sqrt(variance), missing, scale))
 
 
@@ -137,7 +134,7 @@ def histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
     errors = rehearse(counts, study).standard_error
     scale = 1 / (1 - study.expected_dropout)
     law = reference_law(errors.size)
-    missing = _devices(study) * study.items_per_device * law * (1 - law)
+    missing = study.device_count * study.items_per_device * law * (1 - law)
     errors = with_sampling(errors, missing, scale)
     return named_errors(errors[[-1, errors.size // 2, 0]])
 
@@ -150,8 +147,8 @@ def named_errors(errors: npt.NDArray[np.float64]) -> dict[str, float]:
 def three_counts(study: Study, detectable: float) -> npt.NDArray[np.float64]:
     """The detectable count, that of the middle one of all detectable items and the largest, if
     counts fall like the reference law over as many items as there are devices."""
-    law = reference_law(min(_devices(study), _MOST_RANKS))
-    counts = _devices(study) * study.items_per_device * law
+    law = reference_law(min(study.device_count, _MOST_RANKS))
+    counts = study.device_count * study.items_per_device * law
     detected = int(np.count_nonzero(counts >= detectable))
     return np.array([detectable, counts[detected // 2], counts[0]])
 
@@ -231,8 +228,7 @@ def promise(study: Study, design: ListDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     names = design.names
     mechanism = names.mechanism
-    description = "none"
-    assumptions = collusion_assumptions(names.secure)
+    description = ""
     if study.epsilon is not None:
         description = (
             f"items are sampled with probability {mechanism.rate:.4g}; "
@@ -250,11 +246,6 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         if design.counts is not None:
             scale = design.counts.parameters()["noise_scale"]
             description += f"; noise of scale {scale:.4f} on each cell of the counts' sketches"
-        assumptions += (
-            "devices' items do not depend on the study's public seed, which determines the hash "
-            "functions",
-            DROPOUTS,
-        )
     if names.secure is None:
         sees = "the collector sees each device's table"
     else:
@@ -269,7 +260,11 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         neighbours=ZERO_ITEMS,
         mechanism=description,
         sees=sees,
-        assumptions=assumptions,
+        secure=names.secure,
+        assumptions=(
+            "devices' items do not depend on the study's public seed, which determines the hash "
+            "functions",
+        ),
         influence=design.influence,
     )
 
@@ -304,7 +299,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
         rate = min(1.0, max(rate, 2 / study.threshold))
     return HeavyHitterDesign(
         keys=keys,
-        devices=_devices(study),
+        devices=study.device_count,
         rounds=study.round_count,
         rows=3,
         width=width,
@@ -360,7 +355,7 @@ def _private(
     )
     return HeavyHitterDesign(
         keys=keys,
-        devices=_devices(study),
+        devices=study.device_count,
         rounds=study.round_count,
         rows=sketch.rows,
         width=sketch.width,
@@ -466,7 +461,7 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
         None if epsilon is None else NAMES * epsilon,
         NAMES * study.delta,
     )
-    devices = _devices(study)
+    devices = study.device_count
     expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
     rows = sizing.rows_for(expected, paper=study.paper_mode)
     cohort = -(-devices // study.round_count)
@@ -501,14 +496,9 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     return HistogramDesign(names=names, counts=counts)
 
 
-def _devices(study: Study) -> int:
-    assert study.devices is not None  # plan() has checked
-    return study.devices
-
-
 def _items_of_a_round(study: Study) -> int:
     """An upper limit on the items that the devices of one round send."""
-    cohort = -(-_devices(study) // study.round_count)
+    cohort = -(-study.device_count // study.round_count)
     return most_in_round(cohort, masked=study.masked) * study.items_per_device
 
 
@@ -522,7 +512,7 @@ def _besides(study: Study) -> int:
         mechanism=NoNoise(),
         campaign="",
         cohort="",
-        devices=-(-_devices(study) // study.round_count),
+        devices=-(-study.device_count // study.round_count),
         items_per_device=1,
     )
     return secure_sum.bytes_of(task)[0] - task.message_bytes
@@ -541,11 +531,9 @@ def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
 
 
 def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
-    warnings = round_warnings(study) if study.masked else []
+    warnings = common_warnings(study)
     if study.threshold is None and names.mechanism.epsilon is None:
         warnings.append("threshold is not set, so every item that is found will be listed")
-    if names.mechanism.epsilon is not None and study.delta > 1 / _devices(study):
-        warnings.append(delta_warning(study.delta, _devices(study)))
     if names.mechanism.rate < 1 and names.mechanism.epsilon is not None:
         warnings.append(
             f"tables have room for a share of {names.mechanism.rate:.3g} of the items; a larger "

@@ -15,7 +15,7 @@ from sfumato.questions import guarantees
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
-from sfumato.questions.frequencies.plan import round_warnings, secure_of
+from sfumato.questions.frequencies.plan import common_warnings, secure_of
 from sfumato.questions.heavy_hitters.design import most_in_round, most_sampled
 from sfumato.questions.heavy_hitters.plan import (
     LONGEST_ITEM,
@@ -24,12 +24,7 @@ from sfumato.questions.heavy_hitters.plan import (
     named_errors,
     three_counts,
 )
-from sfumato.questions.promise import (
-    ZERO_ITEMS,
-    collusion_assumptions,
-    device_promise,
-    sum_visibility,
-)
+from sfumato.questions.promise import ZERO_ITEMS, device_promise, sum_visibility
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
 from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
@@ -56,9 +51,8 @@ def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
 
 def _plan(study: Study, *, with_counts: bool) -> Plan:
     _check(study)
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
-    cohort = -(-study.devices // study.round_count)
+    cohort = -(-study.device_count // study.round_count)
     items = most_in_round(cohort, masked=study.masked) * study.items_per_device
     failure = study.failure_probability
     if failure is None and study.repetitions is None:
@@ -76,7 +70,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         counts, of_counts = _counts(study, rounds, part or FAILURE / 2)
     bound = min(1.0, of_names + of_counts)
     promise = ""
-    warnings = round_warnings(study) if study.masked else []
+    warnings = common_warnings(study)
     if bound < 1 and (failure is None or bound <= failure):
         promise = promise_of(study, bound, with_counts=with_counts)
     elif study.paper_mode:
@@ -94,7 +88,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         )
     design = ThresholdSamplingDesign(
         **names,
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         seed=0,
         items_per_device=study.items_per_device,
@@ -124,7 +118,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         **traffic,
         **costs(
             [
-                (design.task(number), study.devices // study.round_count)
+                (design.task(number), study.device_count // study.round_count)
                 for number in range(study.round_count)
             ],
             lookups=0,
@@ -184,7 +178,6 @@ def promise_of(study: Study, failure: float, *, with_counts: bool) -> str:
 
 def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, Any], float]:
     """Sizes of the tables for at most `items` copies in a round, and a bound on their failure."""
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
     threshold, rounds = study.threshold, study.round_count
     total = float(items * rounds)
@@ -194,7 +187,7 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
     repetitions = study.repetitions
     rows, width = capacity.sized(most, guarantees.UNREAD / 2)
     if study.paper_mode:
-        cohort = -(-study.devices // rounds)
+        cohort = -(-study.device_count // rounds)
         paper = guarantees.PaperSizes(
             items=cohort * study.items_per_device,
             rounds=rounds,
@@ -268,11 +261,10 @@ def _counts(
 ) -> tuple[FrequencyDesign, float]:
     """The sketch of all items, and a bound on the chance that a listed count errs by more than the
     threshold."""
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
     rows, width = guarantees.sketch_for(rounds, study.threshold, failure)
     if study.paper_mode:
-        cohort = -(-study.devices // study.round_count)
+        cohort = -(-study.device_count // study.round_count)
         paper = guarantees.PaperSizes(
             items=cohort * study.items_per_device,
             rounds=study.round_count,
@@ -284,7 +276,7 @@ def _counts(
     design = FrequencyDesign(
         mode=mode,
         items=max(1, math.ceil(rounds.total / max(guarantees.LIGHT * study.threshold, 1.0))),
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         rows=rows,
         width=width,
@@ -324,8 +316,8 @@ def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
         study,
         exact="names and counts",
         neighbours=ZERO_ITEMS,
-        mechanism="none",
+        mechanism="",
         sees=sees + "; everybody sees the names that are in at least half of the lists",
-        assumptions=collusion_assumptions(design.secure),
+        secure=design.secure,
         influence=design.influence,
     )
