@@ -256,7 +256,7 @@ def compare(
     study = Study.read(study)
     own_plan = plan(study, items=items)
     facts = study.facts
-    own = _algorithm_of(own_plan, facts.algorithms.get(study.trust, ()))
+    own = own_plan.design.algorithm  # one of the names, if there are several: tests check it
     alternatives = []
     for name in facts.algorithms.get(study.trust, (own,)):
         if name == own:
@@ -270,13 +270,6 @@ def compare(
         else:
             alternatives.append(Alternative(algorithm=name, plan=other))
     return Comparison(study=study, alternatives=tuple(alternatives))
-
-
-def _algorithm_of(own_plan: Plan, names: Sequence[str]) -> str:
-    """The name under which a study could ask for the algorithm of this plan."""
-    name = own_plan.design.algorithm
-    assert not names or name in names  # tested for every question
-    return name
 
 
 def _rough(value: Any, *, mega: bool = False) -> str:
@@ -293,7 +286,11 @@ def _dictionary(
     if study.facts.dictionary == "none":
         return None
     if items is not None:
-        return Dictionary(_arrow(items))
+        if isinstance(items, pa.ChunkedArray):
+            return Dictionary(items.combine_chunks())
+        return Dictionary(
+            items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())
+        )
     if study.dictionary is not None:
         column = study.dictionary_column or files.column_names(study.dictionary)[0]
         batches = files.read_columns(study.dictionary, [column], [pa.string()])
@@ -305,9 +302,3 @@ def _dictionary(
             "or Parquet file)"
         )
     return None
-
-
-def _arrow(items: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
-    if isinstance(items, pa.ChunkedArray):
-        return items.combine_chunks()
-    return items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())

@@ -13,7 +13,7 @@ from sfumato.errors import StudyError
 from sfumato.flow.segments import LONGEST, is_segment
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import LARGEST_INTEGER, Requirement, is_silent, later, spec, suggestion
+from sfumato.spec import LARGEST_INTEGER, Requirement, later, members, spec, suggestion
 
 Trust = Literal["local", "secure", "central"]
 
@@ -637,7 +637,8 @@ class Study:
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         if isinstance(values.get("training"), Mapping):
-            values["training"] = _training(values["training"])
+            _check_keys(values["training"], TrainingStudy, required=("cohort",), place="[training]")
+            values["training"] = TrainingStudy(**values["training"])
         return cls(**values)
 
     @classmethod
@@ -656,21 +657,11 @@ class Study:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys as a file would have them, without those that have no value."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        keys = members(self)
         if self.training is not None:
-            keys = {
-                field.name: getattr(self.training, field.name) for field in fields(TrainingStudy)
-            }
-            values["training"] = {
-                name: value
-                for name, value in keys.items()
-                if value is not None and not is_silent(self.training, name)
-            }
-        return {
-            name: value
-            for name, value in values.items()
-            if (value is not None or name == "epsilon") and not is_silent(self, name)
-        }
+            training = members(self.training)
+            keys["training"] = {k: value for k, value in training.items() if value is not None}
+        return {k: value for k, value in keys.items() if value is not None or k == "epsilon"}
 
 
 def number(text: str) -> float:
@@ -683,11 +674,6 @@ def number(text: str) -> float:
     if not math.isfinite(value) and text.strip() != "inf":
         raise StudyError(f"a number must be finite, or inf for no limit; got {text[:40]}")
     return value
-
-
-def _training(keys: Mapping[str, Any]) -> TrainingStudy:
-    _check_keys(keys, TrainingStudy, required=("cohort",), place="[training]")
-    return TrainingStudy(**keys)
 
 
 def _check_keys(

@@ -44,6 +44,12 @@ class NoisedSum:
     table: Any  # an array, or for an open domain a SparseTable
     count: int
 
+    @classmethod
+    def total(cls, sums: Sequence[NoisedSum]) -> NoisedSum:
+        """The sum over several cohorts, whose tasks have one sketch; under the first one's task."""
+        table = np.sum([part.table for part in sums], axis=0)
+        return cls(sums[0].task, table, sum(part.count for part in sums))
+
     def __repr__(self) -> str:  # without noise the table is the exact sum
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"
 

@@ -49,6 +49,7 @@ from sfumato.sketch.words import (
     Words,
     check_alphabet,
     codes_of,
+    extend,
     starts_text,
     words_of,
 )
@@ -391,31 +392,14 @@ class PrefixExtension:
         return min(_FALSE_PREFIXES * self.width / self.candidates(place), _LEAST_SURPRISE)
 
     def _extend(self, rows: Codes, place: int) -> Codes:
-        """Every row with every ending up to a length that the start of a word can have."""
-        symbols, more = len(self.alphabet) + 1, self.lengths[place] - rows.shape[1]
-        endings = np.arange(symbols)[:, None]
-        for _ in range(more - 1):
-            endings = np.concatenate(
-                [
-                    np.repeat(endings, symbols, axis=0),
-                    np.tile(np.arange(symbols), endings.shape[0])[:, None],
-                ],
-                axis=1,
-            )
-            endings = endings[(endings[:, -1] == 0) | (endings[:, -2] != 0)]  # no gaps
-        endings = endings.astype(np.uint16)
-        if place == 0:
-            longer = endings[endings[:, 0] != 0]
-        else:
-            open_, whole = rows[rows[:, -1] != 0], rows[rows[:, -1] == 0]
-            joined = [np.repeat(open_, endings.shape[0], axis=0), np.tile(endings, (len(open_), 1))]
-            padding = np.zeros((whole.shape[0], more), dtype=np.uint16)
-            longer = np.concatenate(
-                [np.concatenate(joined, axis=1), np.concatenate([whole, padding], axis=1)]
-            )
+        """Every row with every ending up to a length that the start of a word can have; complete
+        words last."""
+        if place:
+            rows = rows[np.argsort(rows[:, -1] == 0, kind="stable")]
+        longer = extend(rows, self.lengths[place] - rows.shape[1], len(self.alphabet) + 1)
         if self.alphabet == BYTES:
             longer = longer[starts_text(longer, whole=longer.shape[1] == self.length)]
-        return np.asarray(longer)
+        return longer
 
 
 def with_seed(search: Discoverer, seed: int) -> Discoverer:

@@ -180,7 +180,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if delta == 0:
         return pure
     if all(loss.unit_cells or NOISES[loss.noise].is_pure for loss in additive):
-        return min(pure, _composed_epsilon(additive, delta))
+        return min(pure, float(_composed(additive).get_epsilon_for_delta(delta)))
     bound = _renyi_epsilon([renyi(loss) for loss in additive], delta)
     return min(_tight_epsilon(additive, [], delta), bound)
 
@@ -385,19 +385,11 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
     4.224679
     """
 
-    from scipy import special
+    def is_enough(stddev: float) -> bool:
+        half, ratio = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
+        return _gaussian_delta(half, ratio, epsilon) <= delta
 
-    def delta_at(stddev: float) -> float:
-        a, b = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
-        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
-
-    low, high = 0.0, sensitivity
-    while delta_at(high) > delta:
-        low, high = high, 2 * high
-    while (high - low) > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
-    return high
+    return _least(is_enough, 0.0, sensitivity, precision=1e-12)
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
@@ -406,21 +398,33 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1 / 4.224679, 1e-6), 4)
     1.0
     """
+    target = delta * (1 - _MARGIN)
+
+    def is_enough(epsilon: float) -> bool:
+        return _gaussian_delta(shift / 2, epsilon / shift, epsilon) <= target
+
+    return 0.0 if is_enough(0.0) else _least(is_enough, 0.0, 1.0, precision=1e-12)
+
+
+def _gaussian_delta(half: float, ratio: float, epsilon: float) -> float:
+    """The delta of continuous Gaussian noise at this epsilon, from half the shift of its mean, in
+    deviations, and epsilon over that shift."""
     from scipy import special
 
-    def delta_at(epsilon: float) -> float:
-        a, b = shift / 2, epsilon / shift
-        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
+    outside = np.exp(epsilon + special.log_ndtr(-half - ratio))
+    return float(special.ndtr(half - ratio) - outside)
 
-    target = delta * (1 - _MARGIN)
-    if delta_at(0.0) <= target:
-        return 0.0
-    low, high = 0.0, 1.0
-    while delta_at(high) > target:
+
+def _least(
+    is_enough: Callable[[float], bool], low: float, high: float, *, precision: float
+) -> float:
+    """The least number that is enough, relative to this precision and rounded up; `high` is a
+    guess, and `low` is not enough."""
+    while not is_enough(high):
         low, high = high, 2 * high
-    while high - low > 1e-12 * high:
+    while high - low > precision * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle) > target else (low, middle)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -470,10 +474,7 @@ def least_multiplier(cost: Callable[[float], float], epsilon: float) -> float:
         low, high = high, 2 * high
         if high > LARGEST_MULTIPLIER:
             return math.inf
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
-    return high
+    return _least(lambda multiplier: cost(multiplier) <= epsilon, low, high, precision=_PRECISION)
 
 
 def _within_sampler(noise: Noise, scale: float) -> float:
@@ -490,10 +491,6 @@ def delta_of(loss: AdditiveLoss, epsilon: float) -> float:
     if not loss.unit_cells:
         raise SpecError("a delta is computed for cells that are moved by exactly one")
     return float(_composed([loss]).get_delta_for_epsilon(epsilon))
-
-
-def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
-    return float(_composed(losses).get_epsilon_for_delta(delta))
 
 
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:

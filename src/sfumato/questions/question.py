@@ -306,6 +306,31 @@ class QuestionDefaults:
         raise SpecError('only plans for frequencies with trust = "local" have a plot')
 
 
+class InCohorts(QuestionDefaults):
+    """Common to questions whose rounds ask one cohort after another, so that a masked sum is not
+    over too many devices."""
+
+    __slots__ = ()
+    devices: int
+    cohort_count: int
+
+    @property
+    def cohort_devices(self) -> int:
+        """The number of devices in a cohort."""
+        return -(-self.devices // self.cohort_count)
+
+    def cohort_names(self) -> list[str]:
+        if self.cohort_count == 1:
+            return [EVERYBODY]
+        return [f"cohort {number}" for number in range(self.cohort_count)]
+
+    def cohorts(self) -> dict[str, float]:
+        return dict.fromkeys(self.cohort_names(), 1 / self.cohort_count)
+
+    def cohort_size(self, task: Any) -> float:
+        return self.devices / self.cohort_count
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
     """The design of a study, with its predicted error and cost, and its privacy."""

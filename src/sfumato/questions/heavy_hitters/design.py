@@ -282,22 +282,16 @@ class HeavyHitterDesign(ListDefaults):
         return most_sampled(most * self.items_per_device, rate)
 
     def sketch(self, round: int, rate: float) -> InvertibleSketch:
-        if self.check_bits:
-            return InvertibleSketch(
-                keys=self.keys, rows=self.rows, width=self.width, count_bits=self.count_bits,
-                check_bits=self.check_bits, seed=self.seed, round=round,
-                copies=self.mechanism.copies,
-            )  # fmt: skip
-        return sketch_of(
-            self.keys,
-            self.rows,
-            self.width,
-            self.cell_bits,
-            self.most_sampled(rate),
-            self.seed,
-            round,
-            copies=self.mechanism.copies,
-        )
+        count_bits, check_bits = self.count_bits, self.check_bits
+        if not check_bits:  # of `cell_bits`, enough for the counts and the rest for checks
+            count_bits = max(1, self.most_sampled(rate).bit_length())
+            words = max(1, -(-self.cell_bits // 62))
+            check_bits = self.cell_bits // words - -(-(self.keys.bits + count_bits) // words)
+            check_bits = max(min(44, check_bits), 2, count_bits - 1)
+        return InvertibleSketch(
+            keys=self.keys, rows=self.rows, width=self.width, count_bits=count_bits,
+            check_bits=check_bits, seed=self.seed, round=round, copies=self.mechanism.copies,
+        )  # fmt: skip
 
     def task(self, round: int, rate: float) -> Task:
         return sum_task(
@@ -427,27 +421,6 @@ class HistogramDesign(ListDefaults):
     def parameters(self) -> dict[str, Any]:
         counts = self.counts.parameters()
         return self.names.parameters() | {f"counts_{name}": counts[name] for name in counts}
-
-
-def sketch_of(
-    keys: Keys,
-    rows: int,
-    width: int,
-    cell_bits: int,
-    most_sampled: int,
-    seed: int,
-    round: int,
-    *,
-    copies: bool = False,
-) -> InvertibleSketch:
-    """The sketch with cells of `cell_bits`: enough for the counts, the rest for checks."""
-    count_bits = max(1, most_sampled.bit_length())
-    words = max(1, -(-cell_bits // 62))
-    check_bits = min(44, cell_bits // words - -(-(keys.bits + count_bits) // words))
-    return InvertibleSketch(
-        keys=keys, rows=rows, width=width, count_bits=count_bits,
-        check_bits=max(check_bits, 2, count_bits - 1), seed=seed, round=round, copies=copies,
-    )  # fmt: skip
 
 
 def most_in_round(expected: int, *, masked: bool) -> int:

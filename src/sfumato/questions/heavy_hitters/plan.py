@@ -87,11 +87,8 @@ def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
 
 
 def _plan(study: Study, design: ListDesign) -> Plan:
-    names = design.names
-    mechanism, detectable = (
-        names.mechanism,
-        check_threshold(study, names.mechanism, also=", bytes_per_device"),
-    )
+    names, mechanism = design.names, design.names.mechanism
+    detectable = check_threshold(study, mechanism, also=", bytes_per_device")
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
         **(
@@ -100,7 +97,9 @@ def _plan(study: Study, design: ListDesign) -> Plan:
             else histogram_errors(study, design.counts)
         ),
         "sampling_rate": mechanism.rate,
-        "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
+        "keys_a_table_lists": round(
+            names.target if names.partial else names.most_keys or names.most_sampled(mechanism.rate)
+        ),
         **traffic(design),
         **_costs(design, detectable),
         "rounds": names.rounds,
@@ -400,20 +399,14 @@ class _Table:
         """The smallest sketch that lists `count` keys."""
         most_rows = MOST_ROWS if count < 1_000 else 6  # more rows only help small tables
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
-        most = self.items if self.adaptive else min(self.items, count)  # insertions
-        count_bits = max(1, most.bit_length())
-        for check_bits in range(max(2, count_bits - 1), 45):
-            if count_bits + check_bits > 60:
-                break
-            sketch = InvertibleSketch(
-                keys=self.keys, rows=rows, width=width, count_bits=count_bits,
-                check_bits=check_bits, seed=0,
-            )  # fmt: skip
-            if sketch.wrong_keys(count, most) + sketch.collisions(count) <= self.failure:
-                return sketch
-        raise ImpossibleError(
-            "delta is too small to allow for misread keys", hint="raise delta, or use more rounds"
-        )
+        insertions = self.items if self.adaptive else min(self.items, count)
+        checked = checked_sketch(self.keys, rows, width, count, insertions, self.failure)
+        if checked is None:
+            raise ImpossibleError(
+                "delta is too small to allow for misread keys",
+                hint="raise delta, or use more rounds",
+            )
+        return checked[0]
 
     def bytes(self, count: int) -> int:
         sketch = self.sketch(count)
@@ -433,6 +426,30 @@ class _Table:
             if count <= best:
                 break
         return best
+
+
+def checked_sketch(
+    keys: Keys,
+    rows: int,
+    width: int,
+    count: int,
+    insertions: int,
+    allowed: float,
+    *,
+    value_bits: int = 0,
+) -> tuple[InvertibleSketch, float] | None:
+    """The sketch of `count` keys with the fewest bits that check for wrong keys, of which it may
+    list `allowed` on average, and the number that it does; None if a cell has no room for them."""
+    count_bits = max(1, insertions.bit_length())
+    for check_bits in range(max(2, count_bits - 1), min(44, 60 - value_bits - count_bits) + 1):
+        sketch = InvertibleSketch(
+            keys=keys, rows=rows, width=width, count_bits=count_bits, value_bits=value_bits,
+            check_bits=check_bits, seed=0,
+        )  # fmt: skip
+        wrong = sketch.wrong_keys(count, insertions) + sketch.collisions(count)
+        if wrong <= allowed:
+            return sketch, wrong
+    return None
 
 
 def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
@@ -516,10 +533,6 @@ def _besides(study: Study) -> int:
         items_per_device=1,
     )
     return secure_sum.bytes_of(task)[0] - task.message_bytes
-
-
-def _capacity(names: HeavyHitterDesign) -> int:
-    return names.most_keys or names.most_sampled(names.mechanism.rate)
 
 
 def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:

@@ -26,7 +26,6 @@ from sfumato.questions.mean.design import (
     MeanCampaign,
     MeanDesign,
     check_vectors,
-    total,
 )
 from sfumato.questions.promise import masked_influence
 from sfumato.questions.question import Dictionary, Participation, Plan, QuestionDefaults, Seeded
@@ -139,7 +138,7 @@ class ClippedMeanDesign(QuestionDefaults):
             mechanism=self.mechanism,
             campaign=digest(self),
             cohort=self.mean.cohort_names()[cohort],
-            devices=self.mean.devices_per_cohort,
+            devices=self.mean.cohort_devices,
             sparse=True,
         )
 
@@ -260,7 +259,7 @@ class ClippedMeanCampaign(Campaign):
         self.expect(answer.task.id)
         self._norms.append(answer)
         if len(self._norms) == self.design.mean.cohort_count:
-            clip, self.is_clear = self.design.clip_from(total(self._norms))
+            clip, self.is_clear = self.design.clip_from(NoisedSum.total(self._norms))
             self.mean = MeanCampaign(replace(self.design.mean, clip=clip), devices=self.devices)
 
 
@@ -270,5 +269,5 @@ def norm_mechanism(mean: MeanDesign, multiplier: float) -> Mechanism:
         return NoNoise()
     scale = math.sqrt(norm_variance(multiplier, in_shares=mean.secure is not None))
     if mean.secure is not None:
-        return mean.secure.noise(scale, mean.devices_per_cohort)
+        return mean.secure.noise(scale, mean.cohort_devices)
     return NoiseAtRelease(noise="gaussian", scale=scale)

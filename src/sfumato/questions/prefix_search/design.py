@@ -40,16 +40,19 @@ from sfumato.privacy.noise import noise_parameters
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.heavy_hitters.design import items_with_keys
 from sfumato.questions.promise import COUNT, masked_influence
-from sfumato.questions.question import (
-    EVERYBODY,
-    Dictionary,
-    Participation,
-    Plan,
-    QuestionDefaults,
-)
+from sfumato.questions.question import Dictionary, InCohorts, Participation, Plan
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import BYTES, Codes, Prefix, check_alphabet, codes_of, words_of
+from sfumato.sketch.words import (
+    BYTES,
+    Codes,
+    Prefix,
+    check_alphabet,
+    codes_of,
+    endings,
+    extend,
+    words_of,
+)
 from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
@@ -69,7 +72,7 @@ _STANDARD = NormalDist()
 
 
 @spec("prefix_design")
-class PrefixDesign(QuestionDefaults):
+class PrefixDesign(InCohorts):
     """A sized search for words, for `PrefixCampaign`.
 
     Claim: all levels together are (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of`
@@ -171,24 +174,9 @@ class PrefixDesign(QuestionDefaults):
             sketch=sketch,
             mechanism=self.mechanism,
             campaign=digest(self),
-            cohort=self._name(cohort),
+            cohort=self.cohort_names()[cohort],
             devices=self.cohort_devices,
         )
-
-    def _name(self, cohort: int) -> str:
-        return EVERYBODY if self.cohort_count == 1 else f"cohort {cohort}"
-
-    @property
-    def cohort_devices(self) -> int:
-        """The number of devices in a cohort."""
-        return -(-self.devices // self.cohort_count)
-
-    def cohorts(self) -> dict[str, float]:
-        names = map(self._name, range(self.cohort_count))
-        return dict.fromkeys(names, 1 / self.cohort_count)
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices / self.cohort_count
 
     @property
     def task_count(self) -> int:
@@ -384,9 +372,9 @@ class PrefixCampaign(Campaign):
         self.expect(answer.task.id)
         self._parts.append(answer)
         if len(self._parts) == self.design.cohort_count:
-            tables, count = [part.table for part in self._parts], sum(p.count for p in self._parts)
+            level = NoisedSum.total(self._parts)
             self._parts = []
-            self._read_level(NoisedSum(answer.task, np.sum(tables, axis=0), count))
+            self._read_level(level)
 
     def _read_level(self, answer: NoisedSum) -> None:
         """Keep the significant prefixes of a level, given the sum over all cohorts."""
@@ -433,33 +421,6 @@ class PrefixCampaign(Campaign):
         many = endings(length - rows.shape[1], self.design.radix)
         sizes = np.where(rows[places, -1] != 0, many, 1)
         return places[np.cumsum(sizes) <= self.design.most_candidates]
-
-
-def extend(rows: Codes, more: int, symbols: int) -> Codes:
-    """Every row with every ending of `more` codes, padding at the end only; in the rows' order.
-
-    A complete word only gets padding, and the empty word is left out.
-
-    >>> extend(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
-    [[2, 1, 0], [2, 1, 1], [2, 1, 2], [1, 0, 0]]
-    """
-    for _ in range(more):
-        live = rows[:, -1] != 0 if rows.shape[1] else np.ones(rows.shape[0], dtype=np.bool_)
-        sizes = np.where(live, symbols, 1)
-        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        code = (np.arange(starts.size) - starts).astype(np.uint16)
-        rows = np.column_stack([np.repeat(rows, sizes, axis=0), code])
-        rows = rows[rows[:, 0] != 0] if rows.shape[1] == 1 else rows
-    return rows
-
-
-def endings(more: int, symbols: int) -> int:
-    """The number of endings of `more` codes for a word that is not complete.
-
-    >>> endings(2, 3)  # none, a, b, aa, ab, ba, bb
-    7
-    """
-    return sum((symbols - 1) ** letters for letters in range(more + 1))
 
 
 def _read(design: PrefixDesign, level: int, answer: NoisedSum, values: I64) -> _Reading:

@@ -42,7 +42,6 @@ from sfumato.questions.prefix_search.design import (
     Level,
     PrefixDesign,
     detectable_count,
-    endings,
     noise_level,
 )
 from sfumato.questions.promise import (
@@ -52,7 +51,7 @@ from sfumato.questions.promise import (
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, Norms, OneHot
-from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
+from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet, endings
 from sfumato.study import Study, require
 
 ROWS = 5
@@ -180,9 +179,7 @@ def sized(
     alphabet: str = BYTES,
     items_per_device: int = 1,
     cohort_count: int = 1,
-    rows: int = ROWS,
     seed: int = 0,
-    false_prefixes: float = 20.0,
     most_candidates: int = MOST_CANDIDATES,
 ) -> PrefixDesign:
     """The search with the fewest levels that `most_candidates` allows, and its noise.
@@ -208,17 +205,16 @@ def sized(
         first += 1
     cohort = -(-devices // cohort_count)
     for levels in range(1, length - first + 2):
-        noise = _noise(rows * levels, cohort, secure, epsilon, delta, exact=False)
+        noise = _noise(ROWS * levels, cohort, secure, epsilon, delta, exact=False)
         start = PrefixDesign(
             alphabet=alphabet,
             lengths=(first,),
             devices=devices,
-            rows=rows,
+            rows=ROWS,
             width=SMALLEST_WIDTH,
             seed=seed,
             mechanism=noise,
             secure=secure,
-            false_prefixes=false_prefixes,
             most_candidates=most_candidates,
             cohort_count=cohort_count,
         )

@@ -19,6 +19,7 @@ from sfumato.questions.frequencies.plan import common_warnings, secure_of
 from sfumato.questions.heavy_hitters.design import most_in_round, most_sampled
 from sfumato.questions.heavy_hitters.plan import (
     LONGEST_ITEM,
+    checked_sketch,
     histogram_errors,
     keys_of,
     named_errors,
@@ -27,7 +28,7 @@ from sfumato.questions.heavy_hitters.plan import (
 from sfumato.questions.promise import ZERO_ITEMS, device_promise, sum_visibility
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
-from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
+from sfumato.sketch import capacity
 from sfumato.sketch.sampled import UNITS
 from sfumato.study import Study
 
@@ -112,7 +113,9 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         "detectable_count": design.detectable(1 - study.expected_dropout),
         **({"failure_probability": bound} if promise else {}),
         **_errors(study, design),
-        "keys_a_table_lists": _most_keys(design, items),
+        "keys_a_table_lists": most_sampled(
+            items, 1 / design.sampling_threshold, tail_bits=_TAIL_BITS
+        ),
         "words": -(-design.task(0).message_bits // WORD_BITS),
         "least_order_of_words": least,
         **traffic,
@@ -213,10 +216,15 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
         value_bits = (
             UNITS * (math.ceil(sampling * most_sampled(items, rate)) + items)
         ).bit_length()
-    sketch, wrong = _sketch(
-        keys, rows, width, most, most_sampled(items, rate), value_bits,
-        _WRONG * (failure or FAILURE) / (repetitions * rounds),
+    checked = checked_sketch(
+        keys, rows, width, most, most_sampled(items, rate),
+        _WRONG * (failure or FAILURE) / (repetitions * rounds), value_bits=value_bits,
     )  # fmt: skip
+    if checked is None:
+        raise ImpossibleError(
+            "a cell has no room for checks against wrong keys", hint="use more rounds"
+        )
+    sketch, wrong = checked
     unread = 2.0**-_TAIL_BITS + capacity.failure_bound(most, rows, width) + wrong
     bound = guarantees.list_failure(
         total, threshold, sampling_threshold=sampling, repetitions=repetitions, unread=unread,
@@ -228,32 +236,6 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
         "sampling_threshold": sampling, "unread": unread,
     }  # fmt: skip
     return sizes, bound
-
-
-def _sketch(
-    keys: TextKeys | WordKeys,
-    rows: int,
-    width: int,
-    most: int,
-    insertions: int,
-    value_bits: int,
-    allowed: float,
-) -> tuple[InvertibleSketch, float]:
-    """A table with enough check bits, and its expected number of wrong keys."""
-    count_bits = max(1, insertions.bit_length())
-    for check_bits in range(max(2, count_bits - 1), 45):
-        if value_bits + count_bits + check_bits > 60:
-            break
-        sketch = InvertibleSketch(
-            keys=keys, rows=rows, width=width, count_bits=count_bits, value_bits=value_bits,
-            check_bits=check_bits, seed=0,
-        )  # fmt: skip
-        wrong = sketch.wrong_keys(most, insertions) + sketch.collisions(most)
-        if wrong <= allowed:
-            return sketch, wrong
-    raise ImpossibleError(
-        "a cell has no room for checks against wrong keys", hint="use more rounds"
-    )
 
 
 def _counts(
@@ -301,10 +283,6 @@ def _errors(study: Study, design: ThresholdSamplingDesign) -> dict[str, float]:
     variance = three * answering * (design.sampling_threshold - 1) / design.repetitions
     missing = design.mechanism.most_per_item * three
     return named_errors(with_sampling(np.sqrt(variance), missing, 1 / answering))
-
-
-def _most_keys(design: ThresholdSamplingDesign, items: int) -> int:
-    return most_sampled(items, 1 / design.sampling_threshold, tail_bits=_TAIL_BITS)
 
 
 def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
