@@ -6,16 +6,12 @@ import math
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import I64, U8, U64
 from sfumato.kernels.packed import pack_words, unpack_words
 from sfumato.secagg.parameters import Mode, require_security
 from sfumato.sketch.keys import limbs
 from sfumato.spec import require, spec
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
 
 
 @runtime_checkable

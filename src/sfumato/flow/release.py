@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from sfumato.arrays import F64, I64, Bool
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow import html, pictures
 from sfumato.flow.accumulator import Batch
@@ -26,10 +26,6 @@ from sfumato.flow.task import AnyTask, Task
 from sfumato.privacy import Account, Charge, Rng
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.intervals import NORMAL_95
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import U8
 from sfumato.errors import TaskError
 from sfumato.flow.aggregation import Aggregation, Masked, Sparse
 from sfumato.privacy import (
@@ -37,9 +38,6 @@ from sfumato.sketch import (
 from sfumato.spec import Requirement, digest, spec
 
 require = Requirement(TaskError)
-
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 
 
 class AnyTask(Protocol):

@@ -30,9 +30,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64
 from sfumato.errors import SpecError, TaskError
 from sfumato.flow.task import RecordTask
 from sfumato.kernels import local
@@ -58,10 +58,6 @@ from sfumato.spec import LARGEST_INTEGER, Requirement, later, require, spec
 if TYPE_CHECKING:  # devices do not need it
     import pyarrow as pa
 
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 PUZZLE = 256  # number of tags for a word's fragments: an eight-bit hash
 MOST_JOINS = 200_000  # largest number of words joined from the fragments of one tag

@@ -30,12 +30,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sfumato.arrays import F32
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.campaign import Campaign, step
 from sfumato.flow.contribute import contribute
-from sfumato.flow.model_terms import F32, LocalTraining
+from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import Influence, NoisedSum, Release
 from sfumato.flow.task import Task, bits_for, largest_cell
 from sfumato.kernels import F64

@@ -23,8 +23,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import SpecError
 from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import LARGEST_SCALE, LEAST_SCALE, log_mass
@@ -336,7 +336,7 @@ def _pure_epsilon(loss: Loss) -> float:
     return loss.pure_epsilon if isinstance(loss, AdditiveLoss) else math.inf
 
 
-def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
+def renyi_divergences(losses: Sequence[Loss]) -> F64:
     """Rényi divergence of all losses; for those pure except for an event, without that event."""
     total = np.zeros(ORDERS.size)
     for loss in losses:
@@ -350,7 +350,7 @@ def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
     return total
 
 
-def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float) -> float:
+def _renyi_epsilon(divergences: Sequence[F64], delta: float) -> float:
     if delta == 0:
         return math.inf
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
@@ -536,7 +536,7 @@ def _unit_shift(
     return one if cells == 1 else one.self_compose(cells)
 
 
-def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
+def renyi(loss: AdditiveLoss, orders: F64 = ORDERS) -> F64:
     """Rényi divergence at each order: bounded from the norms; exact for unit cells with coarse
     noise, for which that bound may be many times too large."""
     bound = NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
@@ -547,7 +547,7 @@ def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.N
 
 
 @lru_cache(maxsize=256)
-def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> F64:
     """Rényi divergence of noise from noise that is shifted by one, at each order; infinite where
     the sum would have to go on. Noise is symmetric, so the order of the two does not matter."""
     from scipy import special
@@ -567,7 +567,7 @@ def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> npt.ND
 
 
 @lru_cache(maxsize=64)
-def sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
+def sampled_renyi(sampled: SampledLoss) -> F64:
     """Rényi divergence of all the rounds at each order; fractional orders are rounded up.
 
     Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise instead of a Gaussian's.

@@ -11,9 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from sfumato.arrays import I64
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.privacy import samplers
 from sfumato.privacy.accounting import (
@@ -28,7 +26,6 @@ from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
-I64 = npt.NDArray[np.int64]
 AT_RELEASE: tuple[Noise, ...] = tuple(name for name, kind in NOISES.items() if kind.at_release)
 _WRAP_BITS = 40  # a sum wraps with probability at most 2**-40
 

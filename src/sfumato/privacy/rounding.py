@@ -6,14 +6,11 @@ import math
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import SpecError
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 LARGEST = 2.0**52  # largest scaled cell: beyond it a double has no fractions
 ROUNDING_COST = 0.01  # variance that rounding may add, as a share of the noise's

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.arrays import F64, Bool
 from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Privacy
@@ -23,9 +23,6 @@ from sfumato.flow.task import AnyTask
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
-
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 NO_ANSWERS = "no device answered, so there is nothing to estimate from"
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.arrays import I64, Bool
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
@@ -31,8 +31,6 @@ from sfumato.study import Study
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 EVERYBODY = "everybody"  # the cohort of tasks that all devices answer
 _SECRET_WORDS = 4

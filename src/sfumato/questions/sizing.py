@@ -15,11 +15,9 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import SpecError
-
-F64 = npt.NDArray[np.float64]
 
 CONSTANT = 6.0
 PAPER_CONSTANT = 2.0

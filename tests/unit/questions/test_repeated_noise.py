@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 import sfumato
+from sfumato.arrays import U64
 from sfumato.flow.release import NoisedSum
-from sfumato.privacy.samplers import U64, Rng, SecretRng, discrete_laplace, log_mass
+from sfumato.privacy.samplers import Rng, SecretRng, discrete_laplace, log_mass
 from sfumato.questions.heavy_hitters import design as heavy
 from sfumato.questions.heavy_hitters import plan as heavy_plan
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HeavyHitterDesign

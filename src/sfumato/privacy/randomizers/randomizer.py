@@ -10,16 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64, Bool, Whole
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import LARGEST_INTEGER, require
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
-Whole = npt.NDArray[np.integer]
 
 LEAST_EPSILON = 1e-6  # below, floats cannot distinguish the truth from a lie
 LARGEST_EPSILON = 32.0

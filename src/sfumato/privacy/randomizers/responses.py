@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, U8, U64, Bool, Whole
 from sfumato.errors import SpecError
 from sfumato.kernels import local
 from sfumato.privacy.randomizers.randomizer import (
@@ -24,13 +25,7 @@ from sfumato.privacy.randomizers.randomizer import (
 from sfumato.privacy.samplers import Bernoulli, Rng, below
 from sfumato.spec import require, spec
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
-Whole = npt.NDArray[np.integer]
 
 
 @spec("hashed_response")

@@ -9,8 +9,8 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import NoisedSum, Privacy
@@ -202,13 +202,13 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     return campaign.estimates()
 
 
-def reference_law(items: int) -> npt.NDArray[np.float64]:
+def reference_law(items: int) -> F64:
     """The share of each item that predictions assume, the most common first."""
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     return np.asarray(shares / shares.sum())
 
 
-def assumption(law: npt.NDArray[np.float64]) -> dict[str, Any]:
+def assumption(law: F64) -> dict[str, Any]:
     """What predictions assume about the data, and which share the most common item has by it."""
     return {
         "share_of_largest": float(law[0]),

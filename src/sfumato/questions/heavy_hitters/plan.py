@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
@@ -138,12 +138,12 @@ def histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
     return named_errors(errors[[-1, errors.size // 2, 0]])
 
 
-def named_errors(errors: npt.NDArray[np.float64]) -> dict[str, float]:
+def named_errors(errors: F64) -> dict[str, float]:
     names = ("standard_error", "standard_error_of_middle", "standard_error_of_largest")
     return dict(zip(names, errors.tolist(), strict=True))
 
 
-def three_counts(study: Study, detectable: float) -> npt.NDArray[np.float64]:
+def three_counts(study: Study, detectable: float) -> F64:
     """The detectable count, that of the middle one of all detectable items and the largest, if
     counts fall like the reference law over as many items as there are devices."""
     law = reference_law(min(study.device_count, _MOST_RANKS))

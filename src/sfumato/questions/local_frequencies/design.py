@@ -48,8 +48,6 @@ from sfumato.questions.question import (
 from sfumato.spec import digest, require, spec
 from sfumato.study import Study
 
-F64 = npt.NDArray[np.float64]
-
 NAMES = {
     "count_mean": "count mean sketch",
     "count_mean_optimal": "count mean sketch with optimal flips",

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
@@ -35,7 +34,6 @@ from sfumato.spec import digest, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-Bool = npt.NDArray[np.bool_]
 
 NORM_SHARE = 0.1  # of the budget, in 1/variance, for the counts of norms
 MISTAKE = 1e-3  # largest probability that any empty bin counts as one with devices

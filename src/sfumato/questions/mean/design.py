@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
@@ -49,8 +50,6 @@ from sfumato.spec import digest, later, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
 ROWS = 15  # of a sketch that is decoded by means; as in the paper

@@ -19,9 +19,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
@@ -58,10 +58,6 @@ from sfumato.spec import digest, later, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 MOST_CANDIDATES = 5_000_000  # largest number of prefixes to estimate at a level
 FAMILY = 0.05  # probability that any word is listed that no device holds

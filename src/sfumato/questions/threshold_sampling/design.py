@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64, U64
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
@@ -30,10 +30,6 @@ from sfumato.questions.question import Participation, Plan, Seeded, public_seed
 from sfumato.sketch import CountSketch, InvertibleSketch, SampledTables, TextKeys, WordKeys
 from sfumato.sketch.keys import limbs
 from sfumato.spec import digest, require, spec
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 
 @spec("threshold_sampling_design")
