@@ -78,20 +78,22 @@ def _weak_promises(study: Study) -> list[str]:
 
 def _poor_answers(study: Study, predicted: Mapping[str, Any]) -> list[str]:
     """Warnings about an answer that tells little."""
-    assert study.devices is not None  # `plan` has checked
     detectable, width = predicted.get("detectable_count"), predicted.get("half_width_95")
     advice = "ask more devices, raise epsilon, or use another trust"
-    if detectable is not None and detectable > study.devices:
-        return [
-            "not even an item that all devices hold is found with a probability of 95%; " + advice
-        ]
-    if detectable is not None and detectable > POOR_SHARE * study.devices:
+    most, largest, share = study.device_count, "that all devices hold", "of the devices hold it"
+    if study.count == "copies":
+        most *= study.items_per_device
+        largest = "of which every device reports as many copies as it may"
+        share = "of all copies that the devices may report are of it"
+    if detectable is not None and detectable > most:
+        return [f"not even an item {largest} is found with a probability of 95%; {advice}"]
+    if detectable is not None and detectable > POOR_SHARE * most:
         return [
             "an item is found with a probability of 95% only if "
-            f"{detectable / study.devices:.0%} of the devices hold it; {advice}"
+            f"{detectable / most:.0%} {share}; {advice}"
         ]
-    if detectable is None and width is not None and width > POOR_SHARE * study.devices:
-        return [f"counts are known to ±{width / study.devices:.0%} of the devices; {advice}"]
+    if detectable is None and width is not None and width > POOR_SHARE * most:
+        return [f"counts are known to ±{width / most:.0%} of the devices; {advice}"]
     return []
 
 
