@@ -218,15 +218,14 @@ def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
 
 def _network_notes(planned: Plan, reports: int) -> tuple[str, ...]:
     question = planned.design
-    subject = (
-        f"{reports:,} devices whose tables are in the sums"
-        if planned.study.is_masked
-        else f"{reports:,} reports received"
-    )
+    answer = "counts cover" if planned.study.facts.data == "items" else "the answer covers"
+    subject = "reports received" if question.tasks_per_device == 1 else "devices that sent reports"
+    if planned.study.is_masked:
+        subject = "devices whose tables are in the sums"
     notes = [
         *planned.warnings,
-        f"counts cover the {subject}; over a network, it is not known how many devices were asked "
-        "or sent nothing",
+        f"{answer} the {reports:,} {subject}; over a network, it is not known how many devices "
+        "were asked or sent nothing",
     ]
     if question.items_per_device is not None:
         copies = planned.study.count == "copies"
