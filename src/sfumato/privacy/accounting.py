@@ -471,9 +471,9 @@ def least_multiplier(cost: Callable[[float], float], epsilon: float) -> float:
     """
     low, high = 0.01, 1.0
     while cost(high) > epsilon:
-        low, high = high, 2 * high
-        if high > LARGEST_MULTIPLIER:
+        if high == LARGEST_MULTIPLIER:
             return math.inf
+        low, high = high, min(2 * high, LARGEST_MULTIPLIER)
     return _least(lambda multiplier: cost(multiplier) <= epsilon, low, high, precision=_PRECISION)
 
 
