@@ -152,7 +152,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
     "histogram": QuestionFacts(
         title="Histogram",
         asks="Which items exist, and how common is each?",
-        planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
+        planners={"central": "sfumato.questions.item_lists.plan:plan"},
         algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("central",),

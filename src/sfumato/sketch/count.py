@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ class CountSketch:
     array([2., 1., 0.])
     """
 
+    word_bits: ClassVar[None] = None
     rows: int  # odd, so that the median is one row's reading; even rows average the middle two
     width: int
     seed: int  # public: it is in the task, and every device must use the same
@@ -60,10 +62,6 @@ class CountSketch:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.rows, self.width)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     @property
     def buckets(self) -> U64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class OneHot:
     array([1, 0, 2])
     """
 
+    word_bits: ClassVar[None] = None
     categories: int
 
     def check(self) -> None:
@@ -40,10 +41,6 @@ class OneHot:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.categories,)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     def encode(
         self, values: npt.NDArray[np.integer] | Sequence[int], weights: I64 | None = None

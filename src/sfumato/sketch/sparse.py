@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,7 @@ class ItemCounts:
     [('elm', 1), ('oak', 2)]
     """
 
+    word_bits: ClassVar[None] = None
     keys: TextKeys | WordKeys  # their numbers are never 0
     round: int = 0  # tables of different rounds do not add
     copies: bool = later(False)  # whether a device may count several times for an item
@@ -126,10 +127,6 @@ class ItemCounts:
     def shape(self) -> tuple[int, ...]:
         """Of no cells, as long as nobody has sent any."""
         return (0, limbs(self.keys.bits) + 1)
-
-    @property
-    def word_bits(self) -> None:
-        return None
 
     @property
     def entry_bits(self) -> int:

@@ -55,7 +55,7 @@ def design() -> HeavyHitterDesign:
         question="heavy_hitters", trust="central", epsilon=2.0, delta=1e-4, devices=450, rounds=3,
         adaptive=True, bytes_per_device=20_000, alphabet="abcdefgh", word_length=6,
     )  # fmt: skip
-    result = heavy_plan.plan(study, None).design
+    result = heavy_plan.plan(study).design
     assert isinstance(result, HeavyHitterDesign)
     return result
 

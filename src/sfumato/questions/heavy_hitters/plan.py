@@ -47,7 +47,7 @@ from sfumato.questions.promise import (
     device_promise,
     sum_visibility,
 )
-from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.question import Plan
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -75,18 +75,14 @@ LONGEST_ITEM = 24  # bytes, unless the study says otherwise: every cell has room
 ListDesign = HeavyHitterDesign | HistogramDesign
 
 
-def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a study that lists heavy hitters."""
+def plan(study: Study) -> Plan:
+    """Plan a study that lists heavy hitters and, for a histogram, then counts them."""
     limit = study.bytes_per_device or DEFAULT_BYTES
-    return _plan(study, _names(study, limit, 1, study.epsilon, study.delta))
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a study that lists heavy hitters and then counts them."""
-    return _plan(study, _histogram(study, study.bytes_per_device or DEFAULT_BYTES))
-
-
-def _plan(study: Study, design: ListDesign) -> Plan:
+    design: ListDesign
+    if study.question == "histogram":
+        design = _histogram(study, limit)
+    else:
+        design = _names(study, limit, 1, study.epsilon, study.delta)
     names, mechanism = design.names, design.names.mechanism
     detectable = check_threshold(study, mechanism, also=", bytes_per_device")
     predicted: dict[str, Any] = {

@@ -32,23 +32,14 @@ LONGEST_ITEM = 64  # bytes, unless the study says otherwise
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a list of heavy hitters: of the items themselves, unless the study asks for sketches."""
+    """Plan a list of heavy hitters, or a histogram: of the items themselves, unless the study asks
+    for sketches. Counts of items that devices send themselves are exact but for the noise on the
+    list, so a histogram of them needs no second table."""
     if study.algorithm == "threshold_sampling":
-        return threshold_sampling.plan(study, dictionary)
+        return threshold_sampling.plan(study)
     _check_keys(study)
     if _wants_sketches(study):
-        return invertible.plan(study, dictionary)
-    return _plan(study)
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a histogram. Counts of items that devices send themselves are exact but for the noise
-    on the list, so they need no second table."""
-    if study.algorithm == "threshold_sampling":
-        return threshold_sampling.plan_histogram(study, dictionary)
-    _check_keys(study)
-    if _wants_sketches(study):
-        return invertible.plan_histogram(study, dictionary)
+        return invertible.plan(study)
     return _plan(study)
 
 

@@ -26,7 +26,7 @@ from sfumato.questions.heavy_hitters.plan import (
     three_counts,
 )
 from sfumato.questions.promise import ZERO_ITEMS, device_promise, sum_visibility
-from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.question import Plan
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
 from sfumato.sketch import capacity
 from sfumato.sketch.sampled import UNITS
@@ -40,18 +40,10 @@ repetitions outvote. Nothing private depends on it, as on the 2**-40 of `heavy_h
 _WRONG = 0.01  # share of the failure for wrong keys
 
 
-def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan ApproxHH: paper 001's algorithm 2."""
-    return _plan(study, with_counts=False)
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan ApproxHist: paper 001's algorithm 3."""
-    return _plan(study, with_counts=True)
-
-
-def _plan(study: Study, *, with_counts: bool) -> Plan:
+def plan(study: Study) -> Plan:
+    """Plan ApproxHH, or for a histogram ApproxHist: paper 001's algorithms 2 and 3."""
     _check(study)
+    with_counts = study.question == "histogram"
     assert study.threshold is not None  # checked
     cohort = -(-study.device_count // study.round_count)
     items = most_in_round(cohort, masked=study.masked) * study.items_per_device
