@@ -418,16 +418,16 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
     )
     if spread is None:
         return design.width
-    sizes: Any = {
-        "rows": design.rows,
-        "noise": design.cell_noise(respondents),
-        "rounds": design.rounds,
-        "gain": design.gain,
-        "risk": risk,
-    }
-    width = sizing.width_for(law, spread, **sizes, most=design.width)
+    reading = sizing.Reading(
+        rows=design.rows,
+        noise=design.cell_noise(respondents),
+        rounds=design.rounds,
+        gain=design.gain,
+        risk=risk,
+    )
+    width = sizing.width_for(law, spread, reading, most=design.width)
     # Of its half of the risk, items that are not taken out leave a half to the limits' own.
-    bound = sizing.width_within(limits, spread, **sizes | {"risk": risk / 2}, unless=width)
+    bound = sizing.width_within(limits, spread, replace(reading, risk=risk / 2), unless=width)
     return width if bound >= width else max(math.ceil(bound), sizing.SMALLEST_WIDTH)
 
 

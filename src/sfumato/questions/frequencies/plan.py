@@ -393,18 +393,18 @@ def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[i
     assert spread is not None  # nothing is sampled here
     tables = _noised_tables(study)
     each = noise_for(study, _norms(study, rows)).stddev(max(devices // tables, 1))
-    sizes: Any = {
-        "rows": rows,
-        "noise": math.sqrt(tables) * each / devices,
-        "rounds": study.round_count,
-        "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
-        "risk": risk,
-    }
-    widest = sizing.width_for_any(spread, **sizes, mass=study.items_per_device)
+    reading = sizing.Reading(
+        rows=rows,
+        noise=math.sqrt(tables) * each / devices,
+        rounds=study.round_count,
+        gain=study.round_count if study.cohorts == "similar" and tables > 1 else 1,
+        risk=risk,
+    )
+    widest = sizing.width_for_any(spread, reading, mass=study.items_per_device)
     widest = min(widest, minimax_width(study))
     widest = max(math.ceil(widest), SMALLEST_WIDTH)
     law = study.items_per_device * reference_law(items)
-    return sizing.width_for(law, spread, **sizes, most=widest), widest
+    return sizing.width_for(law, spread, reading, most=widest), widest
 
 
 def _noised_tables(study: Study) -> int:
