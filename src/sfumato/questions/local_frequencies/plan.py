@@ -61,16 +61,6 @@ class Option:
     def oracle(self) -> str:
         return oracle_of(self.randomizer)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "oracle": self.oracle,
-            "rows": self.randomizer.rows,
-            "width": self.randomizer.width,
-            "standard_error": self.standard_error,
-            "bytes_per_report": self.record_bytes,
-            "table_bytes": self.table_bytes,
-        }
-
 
 def option(
     randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
