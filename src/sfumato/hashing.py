@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from sfumato import kernels
+from sfumato.arrays import U8, U64, Whole
 from sfumato.errors import SpecError
-from sfumato.kernels import U8, U64, Whole
 from sfumato.kernels.count import plain
 from sfumato.kernels.count.plain import PRIME
 from sfumato.spec import FORMAT, canonical

@@ -78,20 +78,22 @@ def _weak_promises(study: Study) -> list[str]:
 
 def _poor_answers(study: Study, predicted: Mapping[str, Any]) -> list[str]:
     """Warnings about an answer that tells little."""
-    assert study.devices is not None  # `plan` has checked
     detectable, width = predicted.get("detectable_count"), predicted.get("half_width_95")
     advice = "ask more devices, raise epsilon, or use another trust"
-    if detectable is not None and detectable > study.devices:
-        return [
-            "not even an item that all devices hold is found with a probability of 95%; " + advice
-        ]
-    if detectable is not None and detectable > POOR_SHARE * study.devices:
+    most, largest, share = study.device_count, "that all devices hold", "of the devices hold it"
+    if study.count == "copies":
+        most *= study.items_per_device
+        largest = "of which every device reports as many copies as it may"
+        share = "of all copies that the devices may report are of it"
+    if detectable is not None and detectable > most:
+        return [f"not even an item {largest} is found with a probability of 95%; {advice}"]
+    if detectable is not None and detectable > POOR_SHARE * most:
         return [
             "an item is found with a probability of 95% only if "
-            f"{detectable / study.devices:.0%} of the devices hold it; {advice}"
+            f"{detectable / most:.0%} {share}; {advice}"
         ]
-    if detectable is None and width is not None and width > POOR_SHARE * study.devices:
-        return [f"counts are known to ±{width / study.devices:.0%} of the devices; {advice}"]
+    if detectable is None and width is not None and width > POOR_SHARE * most:
+        return [f"counts are known to ±{width / most:.0%} of the devices; {advice}"]
     return []
 
 
@@ -256,7 +258,7 @@ def compare(
     study = Study.read(study)
     own_plan = plan(study, items=items)
     facts = study.facts
-    own = _algorithm_of(own_plan, facts.algorithms.get(study.trust, ()))
+    own = own_plan.design.algorithm  # one of the names, if there are several: tests check it
     alternatives = []
     for name in facts.algorithms.get(study.trust, (own,)):
         if name == own:
@@ -270,13 +272,6 @@ def compare(
         else:
             alternatives.append(Alternative(algorithm=name, plan=other))
     return Comparison(study=study, alternatives=tuple(alternatives))
-
-
-def _algorithm_of(own_plan: Plan, names: Sequence[str]) -> str:
-    """The name under which a study could ask for the algorithm of this plan."""
-    name = own_plan.design.algorithm
-    assert not names or name in names  # tested for every question
-    return name
 
 
 def _rough(value: Any, *, mega: bool = False) -> str:
@@ -293,7 +288,11 @@ def _dictionary(
     if study.facts.dictionary == "none":
         return None
     if items is not None:
-        return Dictionary(_arrow(items))
+        if isinstance(items, pa.ChunkedArray):
+            return Dictionary(items.combine_chunks())
+        return Dictionary(
+            items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())
+        )
     if study.dictionary is not None:
         column = study.dictionary_column or files.column_names(study.dictionary)[0]
         batches = files.read_columns(study.dictionary, [column], [pa.string()])
@@ -305,9 +304,3 @@ def _dictionary(
             "or Parquet file)"
         )
     return None
-
-
-def _arrow(items: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
-    if isinstance(items, pa.ChunkedArray):
-        return items.combine_chunks()
-    return items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())

@@ -68,12 +68,10 @@ def later(default: Any) -> Any:
     return field(default=default, metadata={"later": True})
 
 
-def is_silent(value: object, name: str) -> bool:
-    """Whether a field was added `later` and is at its default, so that the JSON leaves it out."""
-    return any(
-        each.name == name and _is_silent(each, getattr(value, name))
-        for each in fields(value)  # type: ignore[arg-type]  # specs are dataclasses
-    )
+def members(value: object) -> dict[str, Any]:
+    """The fields of a spec by name, without those added `later` that are at their default."""
+    every = [(each, getattr(value, each.name)) for each in fields(value)]  # type: ignore[arg-type]  # specs are dataclasses
+    return {each.name: item for each, item in every if not _is_silent(each, item)}
 
 
 def kind_of(value: object) -> str:
@@ -276,9 +274,7 @@ def _is_finite(value: float) -> bool:
 
 def _plain(value: object) -> Any:
     if type(value) in _KINDS.values():
-        pairs = [(each, getattr(value, each.name)) for each in fields(value)]  # type: ignore[arg-type]  # registered classes are dataclasses
-        members = {each.name: _plain(item) for each, item in pairs if not _is_silent(each, item)}
-        return {"kind": kind_of(value), **members}
+        return {"kind": kind_of(value)} | {k: _plain(v) for k, v in members(value).items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -304,9 +300,9 @@ def _build(data: Any) -> Any:
         wrong = sorted(data.keys() ^ names)
         raise SpecError(f"{kind} must have exactly the fields {sorted(names)}; differs in {wrong}")
     hints = _hints(cls)
-    members = {name: _build(item) for name, item in data.items()}
-    for name, item in members.items():
+    values = {name: _build(item) for name, item in data.items()}
+    for name, item in values.items():
         wants_float = float in (hints[name], *typing.get_args(hints[name]))
         if wants_float and type(item) is int and _is_finite(item):
-            members[name] = float(item)  # canonical JSON prints 1.0 as 1
-    return cls(**members)
+            values[name] = float(item)  # canonical JSON prints 1.0 as 1
+    return cls(**values)

@@ -13,7 +13,7 @@ from sfumato.errors import StudyError
 from sfumato.flow.segments import LONGEST, is_segment
 from sfumato.privacy import Rng
 from sfumato.secagg.parameters import Mode
-from sfumato.spec import LARGEST_INTEGER, Requirement, is_silent, later, spec, suggestion
+from sfumato.spec import LARGEST_INTEGER, Requirement, later, members, spec, suggestion
 
 Trust = Literal["local", "secure", "central"]
 
@@ -152,7 +152,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
     "histogram": QuestionFacts(
         title="Histogram",
         asks="Which items exist, and how common is each?",
-        planners={"central": "sfumato.questions.item_lists.plan:plan_histogram"},
+        planners={"central": "sfumato.questions.item_lists.plan:plan"},
         algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
         in_cohorts=("central",),
@@ -577,6 +577,17 @@ class Study:
         return -(-self.devices // LARGEST_COHORT)
 
     @property
+    def device_count(self) -> int:
+        """`devices`, in a study that is planned: a plan needs it."""
+        assert self.devices is not None
+        return self.devices
+
+    def answering(self, devices: int | None = None) -> int:
+        """How many of so many devices, by default of all, are expected to answer; at least 1."""
+        count = self.device_count if devices is None else devices
+        return max(1, math.floor(count * (1 - self.expected_dropout)))
+
+    @property
     def expected_dropout(self) -> float:
         """The share of the devices that are expected not to answer."""
         if self.dropout is not None:
@@ -648,7 +659,8 @@ class Study:
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         if isinstance(values.get("training"), Mapping):
-            values["training"] = _training(values["training"])
+            _check_keys(values["training"], TrainingStudy, required=("cohort",), place="[training]")
+            values["training"] = TrainingStudy(**values["training"])
         return cls(**values)
 
     @classmethod
@@ -667,21 +679,11 @@ class Study:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys as a file would have them, without those that have no value."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        keys = members(self)
         if self.training is not None:
-            keys = {
-                field.name: getattr(self.training, field.name) for field in fields(TrainingStudy)
-            }
-            values["training"] = {
-                name: value
-                for name, value in keys.items()
-                if value is not None and not is_silent(self.training, name)
-            }
-        return {
-            name: value
-            for name, value in values.items()
-            if (value is not None or name == "epsilon") and not is_silent(self, name)
-        }
+            training = members(self.training)
+            keys["training"] = {k: value for k, value in training.items() if value is not None}
+        return {k: value for k, value in keys.items() if value is not None or k == "epsilon"}
 
 
 def number(text: str) -> float:
@@ -694,11 +696,6 @@ def number(text: str) -> float:
     if not math.isfinite(value) and text.strip() != "inf":
         raise StudyError(f"a number must be finite, or inf for no limit; got {text[:40]}")
     return value
-
-
-def _training(keys: Mapping[str, Any]) -> TrainingStudy:
-    _check_keys(keys, TrainingStudy, required=("cohort",), place="[training]")
-    return TrainingStudy(**keys)
 
 
 def _check_keys(

@@ -13,8 +13,9 @@ import torch
 from service.restarting import Admin, KillableCollector, running_collectors
 from service.test_secure_rounds import Line
 from sfumato import plan
+from sfumato.arrays import F32
 from sfumato.device import offers
-from sfumato.flow.model_terms import F32, ModelTerms, Train, digest_of, to_bytes
+from sfumato.flow.model_terms import ModelTerms, Train, digest_of, to_bytes
 from sfumato.learn import models
 from sfumato.learn.data import Federated, group_by_client
 from sfumato.learn.design import TrainingDesign

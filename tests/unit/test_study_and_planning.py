@@ -156,7 +156,7 @@ def test_without_enough_devices_for_a_pilot_the_width_suffices_for_any_data() ->
     assert design.pilot_devices == 0
     spread = sizing.largest_spread(0.04, items=len(WORDS), risk=0.05)
     assert spread is not None
-    width = sizing.width_for_any(spread, rows=design.rows, noise=0.0, rounds=1, gain=1, risk=0.05)
+    width = sizing.width_for_any(spread, sizing.Reading(rows=design.rows, risk=0.05))
     assert design.width == math.ceil(width)
     assert design.decode == "refined"
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import I64
 from sfumato.device.offers import Offer
 from sfumato.errors import SpecError
 from sfumato.flow.contribute import contribute, local_report, report
@@ -35,7 +36,6 @@ from sfumato.sketch import (
 )
 from sfumato.sketch.words import Prefix, codes_of
 
-I64 = npt.NDArray[np.int64]
 Value: TypeAlias = "str | Sequence[str] | Sequence[float] | npt.NDArray[np.floating] | Train"
 """A device's data: a text, several texts or a vector; for a model, a function that computes its
 update."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sfumato.arrays import I64, U8
 from sfumato.errors import DataError, MismatchError, TaskError
 from sfumato.flow.admission import Admission, Rejection, first_of_each
 from sfumato.flow.aggregation import Sparse
@@ -29,9 +30,6 @@ from sfumato.privacy import Rng
 from sfumato.privacy.tallies import Tally
 from sfumato.sketch import ItemCounts, SparseSketch, SparseTable
 from sfumato.sketch.keys import limbs
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 
 COLUMN = "record"
 _PIECE_BITS = 1 << 26  # size of the tables that are unpacked together

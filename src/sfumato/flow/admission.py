@@ -13,17 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import I64, U8, Bool
 from sfumato.errors import MismatchError, TaskError
 from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import HEADER_BYTES, LENGTH_BYTES, WIRE_VERSION
 from sfumato.flow.task import RecordTask, Task
 from sfumato.sketch import SparseSketch
-
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 _CELLS_AT_ONCE = 1 << 20  # of tables, or bits of sparse reports, that are unpacked together
 _ID = slice(HEADER_BYTES - 16, HEADER_BYTES)  # where a report has its id

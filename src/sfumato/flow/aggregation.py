@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import I64, U8, U64
 from sfumato.kernels.packed import pack_words, unpack_words
 from sfumato.secagg.parameters import Mode, require_security
 from sfumato.sketch.keys import limbs
 from sfumato.spec import require, spec
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
 
 
 @runtime_checkable
@@ -44,14 +40,11 @@ class Plain:
     Who sees what: the collector could read each device's table. Choose `trust` accordingly.
     """
 
+    hides_summands: ClassVar[bool] = False
     modulus_bits: int
 
     def check(self) -> None:
         require.within(2, 62, modulus_bits=self.modulus_bits)
-
-    @property
-    def hides_summands(self) -> bool:
-        return False
 
     def message_bits(self, cells: int) -> int:
         return cells * self.modulus_bits
@@ -79,21 +72,14 @@ class Sparse:
     Who sees what: the collector could read each device's values, as it could under `Plain`.
     """
 
+    hides_summands: ClassVar[bool] = False
+    modulus_bits: ClassVar[int] = 62  # counts are 64-bit integers: no number of devices wraps them
     entries: int  # of one device
     entry_bits: int
 
     def check(self) -> None:
         for name in ("entries", "entry_bits"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
-
-    @property
-    def hides_summands(self) -> bool:
-        return False
-
-    @property
-    def modulus_bits(self) -> int:
-        """Counts are added as 64-bit integers, which do not wrap for any number of devices."""
-        return 62
 
     def message_bits(self, cells: int) -> int:
         return self.entries * self.entry_bits
@@ -129,6 +115,7 @@ class Masked:
     assumptions in docs/concepts/secure-aggregation.md.
     """
 
+    hides_summands: ClassVar[bool] = True
     modulus_bits: int
     corrupt: float  # share of a cohort that may collude with the collector
     mode: Mode = "semi_honest"  # what the collector may do
@@ -141,10 +128,6 @@ class Masked:
             0 <= self.corrupt < 1, f"corrupt must be at least 0 and below 1; got {self.corrupt}"
         )
         require_security(self.security_bits, self.mode)
-
-    @property
-    def hides_summands(self) -> bool:
-        return True
 
     def message_bits(self, cells: int) -> int:
         return cells * self.modulus_bits

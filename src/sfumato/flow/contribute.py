@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import I64
 from sfumato.errors import MismatchError, SpecError, TaskError
 from sfumato.flow.aggregation import Plain, Sparse
 from sfumato.flow.report import Report
@@ -16,8 +16,6 @@ from sfumato.privacy import ListedAbove, Rng
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 from sfumato.sketch import InvertibleSketch, ItemCounts, SampledTables, SparseSketch
-
-I64 = npt.NDArray[np.int64]
 
 
 def contribute(

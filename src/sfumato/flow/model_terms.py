@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F32
 from sfumato.errors import SpecError
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
-F32 = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.floating[Any]]
 
 MOST_PARAMETERS = 1 << 25  # limit for a model that devices fetch: 128 MiB

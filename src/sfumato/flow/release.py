@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from sfumato.arrays import F64, I64, Bool
 from sfumato.errors import ImpossibleError, MismatchError, SfumatoError, SpecError
 from sfumato.flow import html, pictures
 from sfumato.flow.accumulator import Batch
@@ -26,10 +26,6 @@ from sfumato.flow.task import AnyTask, Task
 from sfumato.privacy import Account, Charge, Rng
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.intervals import NORMAL_95
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,6 +39,12 @@ class NoisedSum:
     task: Task
     table: Any  # an array, or for an open domain a SparseTable
     count: int
+
+    @classmethod
+    def total(cls, sums: Sequence[NoisedSum]) -> NoisedSum:
+        """The sum over several cohorts, whose tasks have one sketch; under the first one's task."""
+        table = np.sum([part.table for part in sums], axis=0)
+        return cls(sums[0].task, table, sum(part.count for part in sums))
 
     def __repr__(self) -> str:  # without noise the table is the exact sum
         return f"NoisedSum(task={self.task.id[:8]}…, count={self.count})"

@@ -24,7 +24,6 @@ require = Requirement(StudyError)
 
 GRACE_BITS = 20  # fewer devices than the minimum stay with probability at most 2**-20
 LEAST_DEVICES = 4  # in one masked round; one of them may be missing
-LARGEST_TESTED = 10_000  # devices in one masked round
 PLACEHOLDER_NONCE = "0" * 32  # for rounds that are sized and never run
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import U8
 from sfumato.errors import TaskError
 from sfumato.flow.aggregation import Aggregation, Masked, Sparse
 from sfumato.privacy import (
@@ -37,9 +38,6 @@ from sfumato.sketch import (
 from sfumato.spec import Requirement, digest, spec
 
 require = Requirement(TaskError)
-
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 
 
 class AnyTask(Protocol):
@@ -109,6 +107,8 @@ class Task:
     are refused: noise in shares needs an aggregation that hides the shares.
     """
 
+    is_local: ClassVar[bool] = False
+    epsilon: ClassVar[None] = None
     sketch: Sketch
     mechanism: Mechanism
     aggregation: Aggregation
@@ -213,16 +213,8 @@ class Task:
         return digest(self)
 
     @property
-    def is_local(self) -> bool:
-        return False
-
-    @property
     def is_masked(self) -> bool:
         return isinstance(self.aggregation, Masked)
-
-    @property
-    def epsilon(self) -> None:
-        return None
 
     @property
     def items_per_report(self) -> int:
@@ -299,6 +291,9 @@ class RecordTask(ABC):
     """A task whose devices send randomised records."""
 
     __slots__ = ()
+    is_local: ClassVar[bool] = True
+    is_masked: ClassVar[bool] = False
+    most_reports: ClassVar[None] = None
     records_per_report: int
 
     @property
@@ -309,14 +304,6 @@ class RecordTask(ABC):
     @property
     def id(self) -> str:
         return digest(self)
-
-    @property
-    def is_local(self) -> bool:
-        return True
-
-    @property
-    def is_masked(self) -> bool:
-        return False
 
     @property
     def epsilon(self) -> float:
@@ -335,10 +322,6 @@ class RecordTask(ABC):
     @property
     def items_per_report(self) -> int:
         return self.records_per_report
-
-    @property
-    def most_reports(self) -> None:
-        return None
 
     @property
     def loss(self) -> ApproximateLoss:

@@ -30,12 +30,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64, Bool
 from sfumato.errors import SpecError, TaskError
 from sfumato.flow.task import RecordTask
-from sfumato.kernels import Bool, local
+from sfumato.kernels import local
 from sfumato.kernels.count import plain
 from sfumato.privacy import Randomizer, Rng, Tally, debias
 from sfumato.privacy.randomizers import Hashed, in_epoch
@@ -48,6 +48,7 @@ from sfumato.sketch.words import (
     Words,
     check_alphabet,
     codes_of,
+    extend,
     starts_text,
     words_of,
 )
@@ -56,10 +57,6 @@ from sfumato.spec import LARGEST_INTEGER, Requirement, later, require, spec
 if TYPE_CHECKING:  # devices do not need it
     import pyarrow as pa
 
-U8 = npt.NDArray[np.uint8]
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 PUZZLE = 256  # number of tags for a word's fragments: an eight-bit hash
 MOST_JOINS = 200_000  # largest number of words joined from the fragments of one tag
@@ -390,31 +387,14 @@ class PrefixExtension:
         return min(_FALSE_PREFIXES * self.width / self.candidates(place), _LEAST_SURPRISE)
 
     def _extend(self, rows: Codes, place: int) -> Codes:
-        """Every row with every ending up to a length that the start of a word can have."""
-        symbols, more = len(self.alphabet) + 1, self.lengths[place] - rows.shape[1]
-        endings = np.arange(symbols)[:, None]
-        for _ in range(more - 1):
-            endings = np.concatenate(
-                [
-                    np.repeat(endings, symbols, axis=0),
-                    np.tile(np.arange(symbols), endings.shape[0])[:, None],
-                ],
-                axis=1,
-            )
-            endings = endings[(endings[:, -1] == 0) | (endings[:, -2] != 0)]  # no gaps
-        endings = endings.astype(np.uint16)
-        if place == 0:
-            longer = endings[endings[:, 0] != 0]
-        else:
-            open_, whole = rows[rows[:, -1] != 0], rows[rows[:, -1] == 0]
-            joined = [np.repeat(open_, endings.shape[0], axis=0), np.tile(endings, (len(open_), 1))]
-            padding = np.zeros((whole.shape[0], more), dtype=np.uint16)
-            longer = np.concatenate(
-                [np.concatenate(joined, axis=1), np.concatenate([whole, padding], axis=1)]
-            )
+        """Every row with every ending up to a length that the start of a word can have; complete
+        words last."""
+        if place:
+            rows = rows[np.argsort(rows[:, -1] == 0, kind="stable")]
+        longer = extend(rows, self.lengths[place] - rows.shape[1], len(self.alphabet) + 1)
         if self.alphabet == BYTES:
             longer = longer[starts_text(longer, whole=longer.shape[1] == self.length)]
-        return np.asarray(longer)
+        return longer
 
 
 def with_seed(search: Discoverer, seed: int) -> Discoverer:

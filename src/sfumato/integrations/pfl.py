@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import MismatchError, SfumatoError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.contribute import contribute
@@ -36,7 +37,6 @@ from sfumato.integrations.rounds import (
     finite,
     most_cells,
 )
-from sfumato.kernels import F64
 from sfumato.privacy.samplers import Rng, SystemRng
 from sfumato.sketch.dense import DenseSketch
 from sfumato.spec import LARGEST_INTEGER, require

@@ -23,12 +23,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import BudgetError, ImpossibleError, MismatchError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for
-from sfumato.kernels import F64, I64
 from sfumato.privacy import AdditiveLoss, Charge, Loss, NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.privacy.accounting import (
     LARGEST_MULTIPLIER,

@@ -24,16 +24,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-U8 = npt.NDArray[np.uint8]
-U16 = npt.NDArray[np.uint16]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
-Whole = npt.NDArray[np.integer]
+from sfumato.arrays import F64, I64, U8, U64
+
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Decode = Literal["median", "mean"]
 

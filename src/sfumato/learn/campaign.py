@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import MismatchError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import sum_task
 from sfumato.flow.task import Task
-from sfumato.kernels import F64, I64
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, RoundStatistics, Sizing, rounds_measured
 from sfumato.learn.design import TrainingDesign, second_whole_numbers, whole_numbers

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from sfumato import files
+from sfumato.arrays import I64, U8, Bool
 from sfumato.errors import DataError, SpecError
-from sfumato.kernels import I64, U8, Bool
 from sfumato.spec import require
 
 if TYPE_CHECKING:

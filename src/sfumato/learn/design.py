@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.arrays import I64
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining, ModelTerms, digest_of
 from sfumato.flow.release import Influence, ModelRelease
 from sfumato.flow.secure_sum import SecureSum, traffic
 from sfumato.flow.task import Task
-from sfumato.kernels import I64
 from sfumato.learn import models
 from sfumato.learn.compression import MAIN_SHARE, Compression, NoCompression
 from sfumato.privacy.accounting import (
@@ -172,6 +172,8 @@ class TrainingDesign(ModelDesign):
         answers in at most one cohort of a pass, and nothing must stay secret.
     """
 
+    items_per_device: ClassVar[None] = None
+    may_skip: ClassVar[bool] = True
     model: str | None
     inputs: int | None = None
     classes: int | None = None
@@ -238,10 +240,6 @@ class TrainingDesign(ModelDesign):
     @property
     def least_noise(self) -> float:
         return self.multiplier
-
-    @property
-    def may_skip(self) -> bool:
-        return True
 
     @property
     def influence(self) -> Influence:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.arrays import F32, F64, I64
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.aggregation import Plain
@@ -37,7 +38,6 @@ from sfumato.flow.contribute import contribute
 from sfumato.flow.model_terms import LocalTraining
 from sfumato.flow.release import Influence, NoisedSum, Release
 from sfumato.flow.task import Task, bits_for, largest_cell
-from sfumato.kernels import F32, F64, I64
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.learn import models
 from sfumato.learn.campaign import NAME_DIGITS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfumato.arrays import F32
 from sfumato.flow.model_terms import ModelTerms, Train
-from sfumato.kernels import F32
 from sfumato.learn import models
 from sfumato.learn.clients import check_fit, updates
 from sfumato.learn.data import Clients

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfumato.arrays import I64
 from sfumato.device.private import update_table
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.accumulator import Batch
 from sfumato.flow.campaign import step
 from sfumato.flow.release import charge
 from sfumato.flow.task import Task
-from sfumato.kernels import I64
 from sfumato.learn import models
 from sfumato.learn.campaign import RoundResult, TrainingCampaign, norm_of_table
 from sfumato.learn.clients import check_fit, updates

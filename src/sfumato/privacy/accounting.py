@@ -23,8 +23,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import SpecError
 from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import LARGEST_SCALE, LEAST_SCALE, log_mass
@@ -180,7 +180,7 @@ def epsilon_of(losses: Sequence[Loss], delta: float) -> float:
     if delta == 0:
         return pure
     if all(loss.unit_cells or NOISES[loss.noise].is_pure for loss in additive):
-        return min(pure, _composed_epsilon(additive, delta))
+        return min(pure, float(_composed(additive).get_epsilon_for_delta(delta)))
     bound = _renyi_epsilon([renyi(loss) for loss in additive], delta)
     return min(_tight_epsilon(additive, [], delta), bound)
 
@@ -336,7 +336,7 @@ def _pure_epsilon(loss: Loss) -> float:
     return loss.pure_epsilon if isinstance(loss, AdditiveLoss) else math.inf
 
 
-def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
+def renyi_divergences(losses: Sequence[Loss]) -> F64:
     """Rényi divergence of all losses; for those pure except for an event, without that event."""
     total = np.zeros(ORDERS.size)
     for loss in losses:
@@ -350,7 +350,7 @@ def renyi_divergences(losses: Sequence[Loss]) -> npt.NDArray[np.float64]:
     return total
 
 
-def _renyi_epsilon(divergences: Sequence[npt.NDArray[np.float64]], delta: float) -> float:
+def _renyi_epsilon(divergences: Sequence[F64], delta: float) -> float:
     if delta == 0:
         return math.inf
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
@@ -385,19 +385,11 @@ def gaussian_stddev(sensitivity: float, epsilon: float, delta: float) -> float:
     4.224679
     """
 
-    from scipy import special
+    def is_enough(stddev: float) -> bool:
+        half, ratio = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
+        return _gaussian_delta(half, ratio, epsilon) <= delta
 
-    def delta_at(stddev: float) -> float:
-        a, b = sensitivity / (2 * stddev), epsilon * stddev / sensitivity
-        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
-
-    low, high = 0.0, sensitivity
-    while delta_at(high) > delta:
-        low, high = high, 2 * high
-    while (high - low) > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle) > delta else (low, middle)
-    return high
+    return _least(is_enough, 0.0, sensitivity, precision=1e-12)
 
 
 def gaussian_epsilon(shift: float, delta: float) -> float:
@@ -406,21 +398,33 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1 / 4.224679, 1e-6), 4)
     1.0
     """
+    target = delta * (1 - _MARGIN)
+
+    def is_enough(epsilon: float) -> bool:
+        return _gaussian_delta(shift / 2, epsilon / shift, epsilon) <= target
+
+    return 0.0 if is_enough(0.0) else _least(is_enough, 0.0, 1.0, precision=1e-12)
+
+
+def _gaussian_delta(half: float, ratio: float, epsilon: float) -> float:
+    """The delta of continuous Gaussian noise at this epsilon, from half the shift of its mean, in
+    deviations, and epsilon over that shift."""
     from scipy import special
 
-    def delta_at(epsilon: float) -> float:
-        a, b = shift / 2, epsilon / shift
-        return float(special.ndtr(a - b) - np.exp(epsilon + special.log_ndtr(-a - b)))
+    outside = np.exp(epsilon + special.log_ndtr(-half - ratio))
+    return float(special.ndtr(half - ratio) - outside)
 
-    target = delta * (1 - _MARGIN)
-    if delta_at(0.0) <= target:
-        return 0.0
-    low, high = 0.0, 1.0
-    while delta_at(high) > target:
+
+def _least(
+    is_enough: Callable[[float], bool], low: float, high: float, *, precision: float
+) -> float:
+    """The least number that is enough, relative to this precision and rounded up; `high` is a
+    guess, and `low` is not enough."""
+    while not is_enough(high):
         low, high = high, 2 * high
-    while high - low > 1e-12 * high:
+    while high - low > precision * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle) > target else (low, middle)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 
 
@@ -467,13 +471,10 @@ def least_multiplier(cost: Callable[[float], float], epsilon: float) -> float:
     """
     low, high = 0.01, 1.0
     while cost(high) > epsilon:
-        low, high = high, 2 * high
-        if high > LARGEST_MULTIPLIER:
+        if high == LARGEST_MULTIPLIER:
             return math.inf
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
-    return high
+        low, high = high, min(2 * high, LARGEST_MULTIPLIER)
+    return _least(lambda multiplier: cost(multiplier) <= epsilon, low, high, precision=_PRECISION)
 
 
 def _within_sampler(noise: Noise, scale: float) -> float:
@@ -490,10 +491,6 @@ def delta_of(loss: AdditiveLoss, epsilon: float) -> float:
     if not loss.unit_cells:
         raise SpecError("a delta is computed for cells that are moved by exactly one")
     return float(_composed([loss]).get_delta_for_epsilon(epsilon))
-
-
-def _composed_epsilon(losses: Sequence[AdditiveLoss], delta: float) -> float:
-    return float(_composed(losses).get_epsilon_for_delta(delta))
 
 
 def _composed(losses: Sequence[AdditiveLoss]) -> pld.PrivacyLossDistribution:
@@ -539,7 +536,7 @@ def _unit_shift(
     return one if cells == 1 else one.self_compose(cells)
 
 
-def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.NDArray[np.float64]:
+def renyi(loss: AdditiveLoss, orders: F64 = ORDERS) -> F64:
     """Rényi divergence at each order: bounded from the norms; exact for unit cells with coarse
     noise, for which that bound may be many times too large."""
     bound = NOISES[loss.noise].renyi(orders, loss.l1, loss.l2, loss.scale)
@@ -550,7 +547,7 @@ def renyi(loss: AdditiveLoss, orders: npt.NDArray[np.float64] = ORDERS) -> npt.N
 
 
 @lru_cache(maxsize=256)
-def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]:
+def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> F64:
     """Rényi divergence of noise from noise that is shifted by one, at each order; infinite where
     the sum would have to go on. Noise is symmetric, so the order of the two does not matter."""
     from scipy import special
@@ -570,7 +567,7 @@ def _unit_renyi(noise: Noise, scale: float, orders: tuple[float, ...]) -> npt.ND
 
 
 @lru_cache(maxsize=64)
-def sampled_renyi(sampled: SampledLoss) -> npt.NDArray[np.float64]:
+def sampled_renyi(sampled: SampledLoss) -> F64:
     """Rényi divergence of all the rounds at each order; fractional orders are rounded up.
 
     Poisson: Mironov, Talwar and Zhang 2019, with the moments of this noise instead of a Gaussian's.

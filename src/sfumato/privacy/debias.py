@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import SpecError
 from sfumato.kernels import local
 from sfumato.privacy.intervals import NORMAL_95, of_estimates, of_support
@@ -39,11 +40,6 @@ from sfumato.privacy.randomizers import (
     Randomizer,
 )
 from sfumato.privacy.tallies import Tally
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 PLACEBOS = 2048  # items that do not exist, on which collisions are measured
 LEVEL = 0.05  # of the family-wise error, or of the false discovery rate

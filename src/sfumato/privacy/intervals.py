@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.privacy.noise_kinds import Noise
 from sfumato.privacy.samplers import log_mass
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Law = Callable[[I64], tuple[I64, F64]]
 """For each possible truth (n,): the first value, (n,), and the probabilities from there on."""
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, Bool
 from sfumato.errors import ImpossibleError
 from sfumato.privacy import samplers
 from sfumato.privacy.accounting import (
@@ -32,8 +32,6 @@ from sfumato.privacy.samplers import Rng, log_mass
 from sfumato.privacy.sampling import count_heads
 from sfumato.spec import later, require, spec
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 ListNoise = Literal["none", "laplace", "gaussian"]
 
 DETECTION_SHARE = 0.95  # chance that an item with the detectable count is listed
@@ -142,7 +140,7 @@ class ListedAbove(AtRelease):
         sampled = np.asarray(values)[rows] if plain else values.take(rows)
         return sampled, None if weights is None else counts[rows]
 
-    def release(self, counts: I64, *, rng: Rng) -> tuple[I64, npt.NDArray[np.bool_]]:
+    def release(self, counts: I64, *, rng: Rng) -> tuple[I64, Bool]:
         """Counts in the sample with their noise, and which of them may be released."""
         noised = counts
         if self.noise == "laplace":

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from sfumato.arrays import I64
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.privacy import samplers
 from sfumato.privacy.accounting import (
@@ -28,7 +26,6 @@ from sfumato.privacy.noise_kinds import NOISES, Noise
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
 
-I64 = npt.NDArray[np.int64]
 AT_RELEASE: tuple[Noise, ...] = tuple(name for name, kind in NOISES.items() if kind.at_release)
 _WRAP_BITS = 40  # a sum wraps with probability at most 2**-40
 
@@ -89,14 +86,8 @@ class AtRelease:
     """A base of mechanisms that leave the devices' tables as they are."""
 
     __slots__ = ()
-
-    @property
-    def in_shares(self) -> bool:
-        return False
-
-    @property
-    def least_count(self) -> int:
-        return 1
+    in_shares: ClassVar[bool] = False
+    least_count: ClassVar[int] = 1
 
     def at_device(self, table: I64, *, devices: int, rng: Rng) -> I64:
         return table
@@ -205,6 +196,7 @@ class NoiseInShares:
     Utility: unbiased; variance scale²·count/(survivors − colluders).
     """
 
+    in_shares: ClassVar[bool] = True
     scale: float  # standard deviation of the noise in the smallest admissible sum
     survivors: int  # the smallest cohort that may be released
     colluders: int = 0  # survivors whose shares the adversary may know
@@ -219,10 +211,6 @@ class NoiseInShares:
             f"colluders must be at least 0 and fewer than the {self.survivors} survivors; "
             f"got {self.colluders}",
         )
-
-    @property
-    def in_shares(self) -> bool:
-        return True
 
     @property
     def least_count(self) -> int:

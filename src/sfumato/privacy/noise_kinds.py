@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-F64 = npt.NDArray[np.float64]
+from sfumato.arrays import F64
+
 Noise = Literal["gaussian", "laplace", "skellam"]
 
 

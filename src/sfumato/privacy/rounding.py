@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import SpecError
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import require, spec
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 LARGEST = 2.0**52  # largest scaled cell: beyond it a double has no fractions
 ROUNDING_COST = 0.01  # variance that rounding may add, as a share of the noise's
@@ -34,6 +32,7 @@ class Rounding:
         most risk/(1 − risk)·√d/s in norm. The variance of a cell is at most 1/(4·s²).
     """
 
+    unit_cells: ClassVar[int] = 0  # cells move by any amount within the norms
     clip: float  # largest L2 norm of a vector
     scale: float  # whole numbers per unit
     cells: int
@@ -59,10 +58,6 @@ class Rounding:
     @property
     def l1(self) -> float:
         return min(self.l2**2, math.sqrt(self.cells) * self.l2)
-
-    @property
-    def unit_cells(self) -> int:
-        return 0  # cells move by any amount within the norms
 
     @property
     def largest(self) -> int:

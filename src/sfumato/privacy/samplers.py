@@ -25,15 +25,12 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from sfumato.arrays import F64, I64, U8, U64, Bool
 from sfumato.errors import SpecError
 from sfumato.kernels import local
 from sfumato.privacy.noise_kinds import NOISES, Noise, exp_below
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
 
 WORD_BITS = 64
 LARGEST_SCALE = {name: kind.largest_scale for name, kind in NOISES.items()}
@@ -200,7 +197,7 @@ class Bernoulli:
         return out
 
     @staticmethod
-    def _biased(digits: npt.NDArray[np.uint8], count: int, rng: Rng) -> U64:
+    def _biased(digits: U8, count: int, rng: Rng) -> U64:
         out = np.empty(count, dtype=np.uint64)
         words = rng.words(count * 19 // 2 + 64)
         done, used = local.biased_words(digits, words, out)
@@ -212,12 +209,12 @@ class Bernoulli:
             done += filled
         return out
 
-    def bits(self, count: int, rng: Rng) -> npt.NDArray[np.bool_]:
+    def bits(self, count: int, rng: Rng) -> Bool:
         words = self.words(-(-count // WORD_BITS), rng)
         bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")
         return bits[:count].astype(np.bool_)
 
-    def _digits(self) -> npt.NDArray[np.uint8]:
+    def _digits(self) -> U8:
         data = self.numerator.to_bytes(PROBABILITY_BITS // 8, "big")
         return np.unpackbits(np.frombuffer(data, dtype=np.uint8))
 
@@ -247,7 +244,7 @@ def skellam(stddev: float, size: int | tuple[int, ...], rng: Rng) -> I64:
 
 
 @lru_cache(maxsize=64)
-def log_mass(kind: Noise, scale: float) -> tuple[int, npt.NDArray[np.float64]]:
+def log_mass(kind: Noise, scale: float) -> tuple[int, F64]:
     """The distribution as (first value, log probabilities), to float accuracy, for accounting."""
     half = NOISES[kind].weights(Fraction(scale), 2 * WORD_BITS)
     total = 2 * sum(half) - half[0]

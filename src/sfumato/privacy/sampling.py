@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import SpecError
 from sfumato.privacy.samplers import Rng
 
-I64 = npt.NDArray[np.int64]
 _COINS = 1 << 20  # how many are tossed together
 
 
@@ -35,7 +34,7 @@ def bound_contributions(devices: I64, limit: int, *, rng: Rng) -> I64:
     return np.sort(order[place < limit])
 
 
-def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> npt.NDArray[np.float64]:
+def threshold_sample(counts: I64, threshold: float, *, rng: Rng) -> F64:
     """Paper 001's algorithm 1: counts from `threshold` on stay; a smaller one becomes the threshold
     with probability count/threshold, and zero otherwise. Unbiased; the variance of a smaller
     count is count·(threshold − count).

@@ -15,12 +15,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import SpecError
-
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 
 _PRECISION = 1e-6  # of a numerical epsilon, relative; it is rounded up
 _TAIL = 1e-6  # of delta: set aside for there being very few clones

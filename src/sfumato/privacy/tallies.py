@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import I64, U8
 from sfumato.errors import DataError, MismatchError
 from sfumato.privacy.randomizers import Randomizer
 from sfumato.spec import digest
 
-U8 = npt.NDArray[np.uint8]
-I64 = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.integer]
 
 _FORMAT = 1

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.arrays import F64, Bool
 from sfumato.errors import ImpossibleError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Privacy
@@ -23,9 +23,6 @@ from sfumato.flow.task import AnyTask
 from sfumato.privacy import debias
 from sfumato.questions.promise import over_all_devices
 from sfumato.questions.question import Participation, Plan
-
-F64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 NO_ANSWERS = "no device answered, so there is nothing to estimate from"
 
@@ -221,15 +218,14 @@ def _devices(tasks: Sequence[tuple[AnyTask, int]]) -> int:
 
 def _network_notes(planned: Plan, reports: int) -> tuple[str, ...]:
     question = planned.design
-    subject = (
-        f"{reports:,} devices whose tables are in the sums"
-        if planned.study.is_masked
-        else f"{reports:,} reports received"
-    )
+    answer = "counts cover" if planned.study.facts.data == "items" else "the answer covers"
+    subject = "reports received" if question.tasks_per_device == 1 else "devices that sent reports"
+    if planned.study.is_masked:
+        subject = "devices whose tables are in the sums"
     notes = [
         *planned.warnings,
-        f"counts cover the {subject}; over a network, it is not known how many devices were asked "
-        "or sent nothing",
+        f"{answer} the {reports:,} {subject}; over a network, it is not known how many devices "
+        "were asked or sent nothing",
     ]
     if question.items_per_device is not None:
         copies = planned.study.count == "copies"

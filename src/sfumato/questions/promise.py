@@ -58,18 +58,20 @@ def device_promise(
     neighbours: str,
     mechanism: str,
     sees: str,
+    secure: SecureSum | None = None,
     assumptions: tuple[str, ...] = (),
     influence: Influence,
 ) -> Privacy:
     """The statement of a study with a guarantee for each device; without an epsilon, exact numbers
-    are released, and there is none."""
-    epsilon, delta = study.epsilon, 0.0
-    guarantee = f"no differential privacy: exact {exact} are released"
-    if epsilon is not None:
-        delta = study.delta
-        guarantee = f"({epsilon:g}, {delta:g})-differential privacy for each device"
+    are released, and there is none. `mechanism` and `assumptions` are those of the guarantee."""
+    if study.epsilon is None:
+        delta, guarantee = 0.0, f"no differential privacy: exact {exact} are released"
+        mechanism, assumptions = "none", ()
+    else:
+        delta, assumptions = study.delta, (*assumptions, DROPOUTS)
+        guarantee = f"({study.epsilon:g}, {delta:g})-differential privacy for each device"
     return Privacy(
-        epsilon=epsilon,
+        epsilon=study.epsilon,
         delta=delta,
         guarantee=guarantee,
         unit="device",
@@ -77,7 +79,7 @@ def device_promise(
         mechanism=mechanism,
         trust=study.trust,
         sees=sees,
-        assumptions=assumptions,
+        assumptions=(*collusion_assumptions(secure), *assumptions),
         influence=influence,
     )
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.arrays import I64, Bool
 from sfumato.errors import DataError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.model_terms import ModelTerms
@@ -31,8 +31,6 @@ from sfumato.study import Study
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-I64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 EVERYBODY = "everybody"  # the cohort of tasks that all devices answer
 _SECRET_WORDS = 4
@@ -238,6 +236,8 @@ class QuestionDefaults:
     """Defaults that suit most designs: every device is asked, and answers one task."""
 
     __slots__ = ()
+    has_secret: ClassVar[bool] = False
+    may_skip: ClassVar[bool] = False
 
     @property
     def task_count(self: Question) -> int:
@@ -253,14 +253,6 @@ class QuestionDefaults:
         design: Any = self
         multipliers = (task.noise_multiplier for task in design.tasks())
         return min((noise for noise in multipliers if noise is not None), default=None)
-
-    @property
-    def has_secret(self) -> bool:
-        return False
-
-    @property
-    def may_skip(self) -> bool:
-        return False
 
     @property
     def algorithm(self) -> str:
@@ -292,7 +284,8 @@ class QuestionDefaults:
         """Replace the field `seed`, which most designs have."""
         design: Any = self
         seed = public_seed(rng)
-        return Seeded(replace(design, seed=seed), seed)
+        secret = draw_secret(rng) if self.has_secret else b""
+        return Seeded(replace(design, seed=seed), seed, secret)
 
     def item_keys(self, task: Any) -> ItemKeys | None:
         return None
@@ -309,6 +302,31 @@ class QuestionDefaults:
 
     def draw(self, study: Study) -> Any:
         raise SpecError('only plans for frequencies with trust = "local" have a plot')
+
+
+class InCohorts(QuestionDefaults):
+    """Common to questions whose rounds ask one cohort after another, so that a masked sum is not
+    over too many devices."""
+
+    __slots__ = ()
+    devices: int
+    cohort_count: int
+
+    @property
+    def cohort_devices(self) -> int:
+        """The number of devices in a cohort."""
+        return -(-self.devices // self.cohort_count)
+
+    def cohort_names(self) -> list[str]:
+        if self.cohort_count == 1:
+            return [EVERYBODY]
+        return [f"cohort {number}" for number in range(self.cohort_count)]
+
+    def cohorts(self) -> dict[str, float]:
+        return dict.fromkeys(self.cohort_names(), 1 / self.cohort_count)
+
+    def cohort_size(self, task: Any) -> float:
+        return self.devices / self.cohort_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

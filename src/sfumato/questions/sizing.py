@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import SpecError
-
-F64 = npt.NDArray[np.float64]
 
 CONSTANT = 6.0
 PAPER_CONSTANT = 2.0
@@ -127,22 +124,27 @@ class Spread:
         return math.hypot(self.collisions, self.noise)
 
 
-def predicted_spread(
-    shares: F64,
-    *,
-    rows: int,
-    width: float,
-    noise: float = 0.0,
-    rounds: int = 1,
-    gain: int = 1,
-    risk: float = 0.5,
-) -> Spread:
-    """The error that the refined decoder leaves on data with these shares; more, with a probability
-    of about `risk`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How estimates are read from tables of some width."""
 
-    `noise` is the standard deviation of a cell, summed over the rounds, as a share of the devices.
-    `gain` is the number of rounds over which collisions average out: `rounds` for Hybrid and Fresh
-    rounds that are alike, otherwise 1.
+    rows: int
+    noise: float = 0.0
+    """The standard deviation of a cell, summed over the rounds, as a share of the devices."""
+    rounds: int = 1
+    gain: int = 1
+    """The number of rounds over which collisions average out: `rounds` for Hybrid and Fresh rounds
+    that are alike, otherwise 1."""
+    risk: float = 0.5  # about the probability of larger errors than predicted
+
+    @property
+    def noise_variance(self) -> float:
+        """The part of an estimate's variance that comes from noise, if no item is taken out."""
+        return self.noise**2 / self.rows
+
+
+def predicted_spread(shares: F64, reading: Reading, *, width: float) -> Spread:
+    """The error that the refined decoder leaves on data with these shares.
 
     With the items of a set T left in the tables, a mean of `rows` readings has the variance
     (Σ over T of shares²/(width·gain) + noise²)/rows. Items that are taken out are fitted to the
@@ -157,14 +159,14 @@ def predicted_spread(
 
     ranked = np.sort(shares)[::-1]
     squares = ranked**2
-    most = int(rows * width) // 2  # the decoder fits at most half as many items as there are cells
-    peeled_from, deviations = _peeled_from(rounds), _deviations(risk)
-    noisy = noise**2 / rows
-    cells = rows * width * gain
+    table = reading.rows * width
+    most = int(table) // 2  # the decoder fits at most half as many items as there are cells
+    peeled_from, deviations = _peeled_from(reading.rounds), _deviations(reading.risk)
+    noisy, cells = reading.noise_variance, table * reading.gain
     beyond = float(squares[most:].sum())
     left, fitted = float(squares.sum()), 0.0
     for _ in range(_STEPS):
-        spread = math.sqrt((left / cells + noisy) * _inflation(fitted, rows * width))
+        spread = math.sqrt((left / cells + noisy) * _inflation(fitted, table))
         if spread == 0:
             break
         stays = special.ndtr(peeled_from - ranked[:most] / spread)
@@ -173,7 +175,7 @@ def predicted_spread(
         before, left = left, min(left, float(squares[:most] @ stays) + chance + beyond)
         if before - left <= _FIT * before:
             break
-    inflation = math.sqrt(_inflation(fitted, rows * width))
+    inflation = math.sqrt(_inflation(fitted, table))
     return Spread(
         collisions=inflation * math.sqrt(left / cells),
         noise=inflation * math.sqrt(noisy),
@@ -221,25 +223,12 @@ def largest_spread(
     return low
 
 
-def width_for(
-    shares: F64,
-    spread: float,
-    *,
-    rows: int,
-    noise: float,
-    rounds: int,
-    gain: int,
-    risk: float,
-    most: int,
-) -> int:
+def width_for(shares: F64, spread: float, reading: Reading, *, most: int) -> int:
     """The least width with which estimates are predicted to have at most this standard deviation,
-    except with probability `risk`; at most `most`."""
+    except with the reading's risk; at most `most`."""
 
     def is_enough(width: int) -> bool:
-        predicted = predicted_spread(
-            shares, rows=rows, width=width, noise=noise, rounds=rounds, gain=gain, risk=risk
-        )
-        return predicted.total <= spread
+        return predicted_spread(shares, reading, width=width).total <= spread
 
     low, high = 1, most
     while high - low > max(1, low // 100):
@@ -248,31 +237,22 @@ def width_for(
     return min(max(high, SMALLEST_WIDTH), most)
 
 
-def width_for_any(
-    spread: float,
-    *,
-    rows: int,
-    noise: float,
-    rounds: int,
-    gain: int,
-    risk: float,
-    mass: float = 1.0,
-) -> float:
+def width_for_any(spread: float, reading: Reading, *, mass: float = 1.0) -> float:
     """The width with which estimates have at most this standard deviation, whatever the data.
 
     Shares sum to `mass`, so of the squares that stay in the tables, the mean and the variance are
     averages over the mass at each size, and so are the cells that fitting takes (`_needs`). The
     worst quantile, mean + z·√variance, is bounded by tangents: √v ≤ v/(2r) + r/2 for every r.
     """
-    left = spread**2 - noise**2 / rows
+    left = spread**2 - reading.noise_variance
     if left <= 0:
         return math.inf
-    sizes = spread * np.linspace(0.01, _peeled_from(rounds) + 4, 1_000)
-    mean, variance = _needs(sizes, spread, rounds=rounds, gain=gain)
-    half = _deviations(risk) / 2
+    sizes = spread * np.linspace(0.01, _peeled_from(reading.rounds) + 4, 1_000)
+    mean, variance = _needs(sizes, spread, reading)
+    half = _deviations(reading.risk) / 2
     roots = np.sqrt(mass * variance[variance > 0])
     tangents = mean + half * variance / roots[:, None]
-    return float(np.min(mass * tangents.max(axis=1) + half * roots)) / (rows * left)
+    return float(np.min(mass * tangents.max(axis=1) + half * roots)) / (reading.rows * left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,15 +291,7 @@ class ShareLimits:
 
 
 def width_within(
-    limits: ShareLimits,
-    spread: float,
-    *,
-    rows: int,
-    noise: float,
-    rounds: int,
-    gain: int,
-    risk: float,
-    unless: float = math.inf,
+    limits: ShareLimits, spread: float, reading: Reading, *, unless: float = math.inf
 ) -> float:
     """The width with which estimates have at most this standard deviation, for any data within
     these limits; or some width that is not less than `unless`, which saves time.
@@ -330,18 +302,17 @@ def width_within(
     """
     from scipy import optimize  # slow to import
 
-    sizes_of: Any = {"rows": rows, "noise": noise, "rounds": rounds, "gain": gain, "risk": risk}
-    if spread**2 <= noise**2 / rows:
+    if spread**2 <= reading.noise_variance:
         return math.inf
-    half, worst, deviation = _deviations(risk) / 2, 0.0, spread
+    half, worst, deviation = _deviations(reading.risk) / 2, 0.0, spread
     least, most = limits.squares
     bounds = [limits.mass, most, -least, -math.log(limits.level)]
     while True:
-        width = width_for_any(deviation, **sizes_of, mass=limits.mass)
+        width = width_for_any(deviation, reading, mass=limits.mass)
         if width <= worst or worst >= unless:  # it falls, so larger deviations need less
             return worst
         sizes = np.geomspace(deviation / 100, limits.most, _SIZES)
-        mean, variance = _needs(sizes, deviation, rounds=rounds, gain=gain)
+        mean, variance = _needs(sizes, deviation, reading)
         cubes = limits.cubes * sizes**2
         sums = [np.ones(_SIZES), sizes - cubes, -sizes - cubes, limits.surprise(sizes) / sizes]
         root = math.sqrt(limits.mass * variance.max())
@@ -351,7 +322,8 @@ def width_within(
             if not solution.success:  # the limits exclude each other
                 return math.inf
             need = half * root - solution.fun
-            width = min(width, need / (rows * (deviation**2 - noise**2 / rows)))
+            left = reading.rows * (deviation**2 - reading.noise_variance)
+            width = min(width, need / left)
             root = math.sqrt(solution.x @ variance) or root
         worst = max(worst, width)
         deviation *= _GROWTH
@@ -362,7 +334,7 @@ def _deviations(risk: float) -> float:
     return NormalDist().inv_cdf(1 - risk)
 
 
-def _needs(sizes: F64, deviation: float, *, rounds: int, gain: int) -> tuple[F64, F64]:
+def _needs(sizes: F64, deviation: float, reading: Reading) -> tuple[F64, F64]:
     """The squares that stay in the tables per unit of mass in shares of these sizes, with those
     that the cells of fitted items are worth; and their variance.
 
@@ -373,7 +345,7 @@ def _needs(sizes: F64, deviation: float, *, rounds: int, gain: int) -> tuple[F64
     """
     from scipy import special  # slow to import
 
-    stays = special.ndtr(_peeled_from(rounds) - sizes / deviation)
+    stays, gain = special.ndtr(_peeled_from(reading.rounds) - sizes / deviation), reading.gain
     mean = sizes * stays / gain + deviation**2 * (1 - stays) / sizes
     return mean, sizes**3 * stays * (1 - stays) / gain**2
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sfumato.arrays import F64, Bool
 from sfumato.flow import pictures
-from sfumato.kernels import F64, Bool
 
 Line = Mapping[str, Any]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import I64
 from sfumato.errors import ImpossibleError
 from sfumato.privacy.samplers import Rng
 from sfumato.secagg.agreement import public_identity
@@ -20,7 +21,6 @@ from sfumato.secagg.coordinator import Coordinator, Phase
 from sfumato.secagg.participant import Participant
 from sfumato.secagg.round import MaskedRound
 
-I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, float], None]
 
 _STEPS = (Phase.ENROL, Phase.SHARE, Phase.MASK, Phase.ACK, Phase.UNMASK)

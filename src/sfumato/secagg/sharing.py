@@ -19,15 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import I64, U32, U64
 from sfumato.errors import MismatchError
 from sfumato.privacy.samplers import Rng, below
 from sfumato.spec import require
-
-I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 
 PRIME = 2**31 - 1
 SECRET_BYTES = 32

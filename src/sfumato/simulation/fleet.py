@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import I64
 from sfumato.device import private
 from sfumato.engines import Engine
 from sfumato.flow.accumulator import Batch, Collector, RecordBatch, TallyAccumulator
@@ -27,7 +28,6 @@ from sfumato.secagg import rehearsal
 from sfumato.secagg.coordinator import Phase
 from sfumato.simulation.population import Cohorts, Population, Shard
 
-I64 = npt.NDArray[np.int64]
 Progress = Callable[[str, float], None]
 
 _PIECE = 256  # number of reports between two updates of the progress

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfumato import files
+from sfumato.arrays import F64, I64
 from sfumato.errors import DataError, SimulationWarning
 from sfumato.flow.segments import LONGEST, SEPARATOR, is_segment
 from sfumato.privacy import Rng, bound_contributions
@@ -21,8 +22,6 @@ from sfumato.questions.question import Question
 from sfumato.sketch.vector import is_finite
 from sfumato.study import Study
 
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]
 Data: TypeAlias = "Path | str | pa.Table | Mapping[str, Any] | Sequence[Any] | _Stream"
 

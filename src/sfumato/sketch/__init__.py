@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from sfumato.kernels import F64, Bool
+from sfumato.arrays import F64, Bool
 from sfumato.sketch.count import CountSketch
 from sfumato.sketch.invertible import InvertibleSketch, Listing
 from sfumato.sketch.keys import IntegerKeys, Keys, TextKeys, WordKeys

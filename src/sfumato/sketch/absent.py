@@ -7,7 +7,8 @@ from bisect import bisect_left
 
 import numpy as np
 
-from sfumato.kernels import F64, U64, Bool, Decode
+from sfumato.arrays import F64, U64, Bool
+from sfumato.kernels import Decode
 from sfumato.sketch.rounds import DecodedRounds
 
 _GRID = 1 << 18  # places at which the law of a mean of readings is computed

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sfumato.kernels import F64
+from sfumato.arrays import F64
 from sfumato.spec import require
 
 EXACT = 512  # sets of up to this many keys are counted exactly, larger ones bounded

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing, kernels
-from sfumato.kernels import F64, I64, U64, Bool
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import LARGEST_INTEGER, require, spec
 

@@ -40,8 +40,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing
+from sfumato.arrays import F32, I32, U32, U64
 from sfumato.errors import SpecError
-from sfumato.kernels import F32, I32, U32, U64
 from sfumato.kernels import dense as kernels
 from sfumato.kernels.dense import plain as plain_dense
 from sfumato.spec import LARGEST_INTEGER, require, spec

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U64, Bool, Whole
 from sfumato.errors import SpecError
-from sfumato.kernels import F64, I64, U64, Bool, Whole
 from sfumato.kernels import invertible as kernels
 from sfumato.sketch import capacity, keys
 from sfumato.sketch.keys import Column, Keys

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from sfumato.arrays import I64, U8, U64, Bool, Whole
 from sfumato.errors import SpecError
-from sfumato.kernels import I64, U8, U64, Bool, Whole
 from sfumato.kernels import invertible as kernels
 from sfumato.sketch.words import Codes, check_alphabet, codes_of, texts_of
 from sfumato.spec import require, spec

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sfumato.arrays import I64
 from sfumato.errors import SpecError
-from sfumato.kernels import I64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, U64, Bool, Whole
 from sfumato.errors import DataError, SpecError
-from sfumato.kernels import F64, I64, U64, Bool, Whole
 from sfumato.sketch.norms import Norms, check_weights
 from sfumato.spec import require, spec
 

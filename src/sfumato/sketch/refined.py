@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sfumato import kernels
-from sfumato.kernels import F64, I64, U64
+from sfumato.arrays import F64, I64, U64
 from sfumato.kernels.count import plain
 from sfumato.sketch.rounds import GRID, DecodedRounds
 

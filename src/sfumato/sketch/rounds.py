@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sfumato import hashing, kernels
+from sfumato.arrays import F64, I64, U64
 from sfumato.errors import MismatchError
-from sfumato.kernels import F64, I64, U64
 from sfumato.sketch.count import CountSketch
 
 PLACEBOS = 1 << 14

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import SpecError
-from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.privacy import Rng
 from sfumato.privacy.sampling import count_heads, threshold_sample
 from sfumato.sketch.count import CountSketch

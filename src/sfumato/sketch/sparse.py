@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import DataError
-from sfumato.kernels import F64, I64, U64, Bool
 from sfumato.sketch.invertible import Listing
 from sfumato.sketch.keys import Column, TextKeys, WordKeys, limbs, numbers_of
 from sfumato.sketch.norms import Norms, check_weights, listed_norms

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64, I64, Bool
 from sfumato.errors import SpecError
-from sfumato.kernels import F64, I64, Bool
 from sfumato.privacy.rounding import Rounding
 from sfumato.privacy.samplers import Rng
 from sfumato.sketch.dense import DenseSketch

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from sfumato import hashing
-from sfumato.kernels import I64, U16, Bool
+from sfumato.arrays import I64, U16, Bool
 from sfumato.sketch.count import CountSketch
 from sfumato.sketch.onehot import OneHot
 from sfumato.spec import require, spec
@@ -64,6 +64,33 @@ def texts_of(codes: Codes, alphabet: str) -> list[str]:
     if alphabet == BYTES:
         return [word.encode("latin-1").decode("utf-8", "replace") for word in words]
     return words
+
+
+def extend(rows: Codes, more: int, symbols: int) -> Codes:
+    """Every row with every ending of `more` codes, padding at the end only; in the rows' order.
+
+    A complete word only gets padding, and the empty word is left out.
+
+    >>> extend(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
+    [[2, 1, 0], [2, 1, 1], [2, 1, 2], [1, 0, 0]]
+    """
+    for _ in range(more):
+        live = rows[:, -1] != 0 if rows.shape[1] else np.ones(rows.shape[0], dtype=np.bool_)
+        sizes = np.where(live, symbols, 1)
+        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        code = (np.arange(starts.size) - starts).astype(np.uint16)
+        rows = np.column_stack([np.repeat(rows, sizes, axis=0), code])
+        rows = rows[rows[:, 0] != 0] if rows.shape[1] == 1 else rows
+    return rows
+
+
+def endings(more: int, symbols: int) -> int:
+    """The number of endings of `more` codes for a word that is not complete.
+
+    >>> endings(2, 3)  # none, a, b, aa, ab, ba, bb
+    7
+    """
+    return sum((symbols - 1) ** letters for letters in range(more + 1))
 
 
 def _cut(word: str, length: int) -> bytes:

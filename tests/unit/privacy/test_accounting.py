@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sfumato.errors import SpecError
 from sfumato.privacy import AdditiveLoss, Noise, NoPrivacy, calibrate, epsilon_of, gaussian_stddev
-from sfumato.privacy.accounting import SMOOTHING, gaussian_epsilon, renyi
+from sfumato.privacy.accounting import SMOOTHING, gaussian_epsilon, least_multiplier, renyi
 from sfumato.privacy.noise_kinds import NOISES
 from sfumato.sketch import CountSketch, Norms, OneHot
 from sfumato.spec import from_json, to_json
@@ -442,3 +442,9 @@ def test_the_divergence_of_a_unit_shift_is_exact(noise: Noise, scale: float, ord
     assert ours <= 3 * expected * (1 + 2e-9)
     norms = bounded(noise, scale, Norms(l1=3.0, l2=math.sqrt(3)))
     assert ours <= float(renyi(norms, np.array([order]))[0]) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("least", [0.5, 3.0, 8_000.0, 9_000.0, 10_000.0])
+def test_a_multiplier_up_to_the_largest_is_found(least: float) -> None:
+    assert least <= least_multiplier(lambda z: least / z, 1.0) <= least * 1.001
+    assert math.isinf(least_multiplier(lambda z: 10_001.0 / z, 1.0))

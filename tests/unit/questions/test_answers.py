@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.task import LocalTask
 from sfumato.planning import Plan
 from sfumato.privacy import SeededRng
+from sfumato.questions.answers import network_participation
 from sfumato.questions.local_frequencies.design import LocalDesign
 from sfumato.questions.question import Participation
 
@@ -86,6 +88,35 @@ def test_nothing_comes_of_nothing() -> None:
     campaign.absorb(TallyAccumulator(first_task(planned)).batch(0))
     with pytest.raises(ImpossibleError, match="no device answered"):
         planned.design.answer(campaign, planned, Participation(devices=0, respondents=0, rounds=0))
+
+
+@pytest.mark.parametrize(
+    ("study", "subject"),
+    [
+        (LOCAL, "counts cover the 90 reports received;"),
+        ({**EXACT, "question": "histogram", "algorithm": "sparse"}, "counts cover the 90 reports"),
+        (
+            {**EXACT, "question": "histogram", "algorithm": "invertible_sketch"},
+            "counts cover the 90 devices that sent reports;",  # each sends two
+        ),
+        (
+            {**EXACT, "question": "mean", "dimensions": 4, "clip": 1.0},
+            "the answer covers the 90 reports received;",
+        ),
+        (
+            {**EXACT, "question": "mean", "dimensions": 4, "clip": 1.0, "trust": "secure"},
+            "the answer covers the 90 devices whose tables are in the sums;",
+        ),
+    ],
+)
+def test_a_note_says_what_was_received_over_a_network(study: dict[str, Any], subject: str) -> None:
+    planned = sfumato.plan(study, items=ITEMS if study["question"] == "frequencies" else None)
+    campaign = planned.design.with_seed(SeededRng(SEED)).question.campaign(
+        planned, secret=bytes(32)
+    )
+    participation = network_participation(planned, [(campaign.next_task(), 90)])
+    assert participation.devices == 90
+    assert participation.notes[len(planned.warnings)].startswith(subject)
 
 
 def test_notes_and_time_are_on_the_release() -> None:

@@ -63,7 +63,7 @@ def run(study: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfu
 
 
 def design_of(study: sfumato.Study) -> HeavyHitterDesign:
-    design = heavy_plan.plan(study, None).design
+    design = heavy_plan.plan(study).design
     assert isinstance(design, HeavyHitterDesign)
     return design
 
@@ -123,11 +123,6 @@ def test_a_threshold_that_cannot_be_met_is_refused_with_one_that_can() -> None:
     assert mechanism.detectable(answering=0.7) <= least
 
 
-def planned_list(study: sfumato.Study) -> sfumato.Plan:
-    make = heavy_plan.plan if study.question == "heavy_hitters" else heavy_plan.plan_histogram
-    return make(study, None)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -139,10 +134,10 @@ def planned_list(study: sfumato.Study) -> sfumato.Plan:
 )
 def test_too_few_bytes_say_how_many_would_do(changes: dict[str, Any]) -> None:
     with pytest.raises(ImpossibleError, match="bytes per device") as caught:
-        planned_list(make_study(bytes_per_device=120, **changes))
+        heavy_plan.plan(make_study(bytes_per_device=120, **changes))
     assert caught.value.hint is not None
     need = int(caught.value.hint.split("bytes_per_device to ")[1].split()[0])
-    planned_list(make_study(bytes_per_device=2 * need, **changes))
+    heavy_plan.plan(make_study(bytes_per_device=2 * need, **changes))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +155,7 @@ def test_studies_that_cannot_be_are_refused(changes: dict[str, Any], message: st
 
 def test_no_list_without_a_delta() -> None:
     with pytest.raises(ImpossibleError, match="delta above 0"):
-        planned_list(make_study(delta=0.0))
+        heavy_plan.plan(make_study(delta=0.0))
 
 
 def test_cells_have_the_bits_that_were_planned_for_at_every_rate() -> None:
@@ -506,7 +501,7 @@ def test_a_threshold_is_on_all_devices_that_are_asked() -> None:
 
 def test_noise_that_the_sampler_cannot_draw_is_refused_beforehand() -> None:
     with pytest.raises(ImpossibleError, match="the sampler's"):
-        planned_list(
+        heavy_plan.plan(
             make_study(epsilon=0.1, items_per_device=50, adaptive=True, bytes_per_device=3_000_000)
         )
 

@@ -15,6 +15,7 @@ from scipy import stats
 import sfumato
 from checks import SEED
 from marks import quick
+from sfumato.arrays import U64
 from sfumato.errors import ImpossibleError, SimulationWarning, SpecError, StudyError
 from sfumato.flow.accumulator import to_bytes
 from sfumato.flow.release import NoisedSum
@@ -22,7 +23,7 @@ from sfumato.flow.report import HEADER_BYTES
 from sfumato.planning import plan
 from sfumato.privacy import Budget, Ledger, SeededRng, epsilon_of
 from sfumato.privacy.listing import noise_tail
-from sfumato.privacy.samplers import U64, SecretRng, log_mass
+from sfumato.privacy.samplers import SecretRng, log_mass
 from sfumato.questions.heavy_hitters.design import HeavyHitterDesign, HistogramDesign
 from sfumato.questions.item_lists.design import ItemListCampaign, ItemListDesign
 from sfumato.sketch import ItemCounts, SparseTable, TextKeys, WordKeys

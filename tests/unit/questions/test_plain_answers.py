@@ -53,6 +53,31 @@ def test_nothing_is_said_of_more_devices_than_there_are(question: str, trust: st
         assert "only if" not in note
 
 
+@pytest.mark.parametrize(
+    ("devices", "warning"),
+    [
+        (1_000, None),
+        (100, "only if 12% of all copies that the devices may report are of it"),
+        (10, "not even an item of which every device reports as many copies as it may"),
+    ],
+)
+def test_a_warning_about_copies_compares_them_with_all_copies(
+    devices: int, warning: str | None
+) -> None:
+    """An item of which 100 devices report 20 copies each is listed: noise of scale 20 hides it with
+    a probability below 1e-30."""
+    study = {"question": "heavy_hitters", "trust": "central", "epsilon": 1.0, "delta": 1e-3}
+    planned = plan({**study, "devices": devices, "count": "copies", "items_per_device": 20})
+    warnings = [each for each in planned.warnings if "with a probability of 95%" in each]
+    assert [warning is not None and warning in each for each in warnings] == [True] * bool(warning)
+    if devices == 100:
+        assert 200 < planned.predicted["detectable_count"] < 300  # more than there are devices
+        data = {"item": ["oak"] * 100, "device": list(range(100)), "n": [20] * 100}
+        columns = {"item_column": "item", "device_column": "device", "count_column": "n"}
+        release = sfumato.simulate(planned, data, seed=SEED, **columns)  # type: ignore[call-overload]  # a dict of keywords
+        assert release.items.to_pylist() == ["oak"]
+
+
 def test_a_release_of_counts_says_how_many_devices_answered() -> None:
     """Of 500 devices, each of which drops out with probability 0.2, all answer with probability
     1e-48."""

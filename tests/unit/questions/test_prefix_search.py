@@ -39,15 +39,13 @@ from sfumato.questions.prefix_search.design import (
     FoundWords,
     PrefixCampaign,
     PrefixDesign,
-    endings,
-    extend,
 )
 from sfumato.questions.prefix_search.plan import predict
 from sfumato.questions.prefix_search.plan import sized as planned
 from sfumato.questions.question import EVERYBODY
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import Codes, codes_of
+from sfumato.sketch.words import Codes, codes_of, endings, extend
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 

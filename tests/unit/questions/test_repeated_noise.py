@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 import sfumato
+from sfumato.arrays import U64
 from sfumato.flow.release import NoisedSum
-from sfumato.privacy.samplers import U64, Rng, SecretRng, discrete_laplace, log_mass
+from sfumato.privacy.samplers import Rng, SecretRng, discrete_laplace, log_mass
 from sfumato.questions.heavy_hitters import design as heavy
 from sfumato.questions.heavy_hitters import plan as heavy_plan
 from sfumato.questions.heavy_hitters.design import HeavyHitterCampaign, HeavyHitterDesign
@@ -54,7 +55,7 @@ def design() -> HeavyHitterDesign:
         question="heavy_hitters", trust="central", epsilon=2.0, delta=1e-4, devices=450, rounds=3,
         adaptive=True, bytes_per_device=20_000, alphabet="abcdefgh", word_length=6,
     )  # fmt: skip
-    result = heavy_plan.plan(study, None).design
+    result = heavy_plan.plan(study).design
     assert isinstance(result, HeavyHitterDesign)
     return result
 

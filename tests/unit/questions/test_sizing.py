@@ -15,6 +15,7 @@ from sfumato import hashing
 from sfumato.errors import SpecError
 from sfumato.questions.sizing import (
     PowerLaw,
+    Reading,
     ShareLimits,
     Spread,
     failure,
@@ -194,7 +195,7 @@ def test_the_predicted_spread_is_that_of_placebos(alpha: float, width: int) -> N
         measured.append(np.mean(refine(rounds, points).placebo_errors ** 2))
         medians.append(np.mean(rounds.estimate(rounds.placebos()) ** 2))
     error = math.sqrt(float(np.mean(measured))) / devices
-    predicted = predicted_spread(shares, rows=rows, width=width)
+    predicted = predicted_spread(shares, Reading(rows=rows), width=width)
     assert 0.7 < error / predicted.collisions < 1.3
     assert predicted.noise == 0
     assert math.sqrt(float(np.mean(medians))) / devices > 1.6 * predicted.total
@@ -215,7 +216,7 @@ def test_fitted_items_have_the_predicted_error_of_least_squares() -> None:
         rounds = DecodedRounds.of([(sketch, table)])
         errors.append(refine(rounds, hashing.fingerprint(np.arange(items), seed)).counts - counts)
     shares, devices = counts / counts.sum(), counts.sum()
-    predicted = predicted_spread(shares, rows=rows, width=width, noise=noise / devices)
+    predicted = predicted_spread(shares, Reading(rows=rows, noise=noise / devices), width=width)
     assert predicted.fitted == pytest.approx(items, rel=1e-3)
     assert predicted.total * devices == pytest.approx(
         noise / math.sqrt(rows) / math.sqrt(1 - 140 / 390), rel=1e-3
@@ -234,7 +235,7 @@ def test_of_a_few_items_too_many_may_stay_by_chance() -> None:
     law = np.r_[np.full(20, 0.05), np.zeros(980)]
     spread = largest_spread(0.005, items=1_000, risk=0.05)
     assert spread is not None
-    sizes: Any = {"rows": 13, "noise": 0.0, "rounds": 1, "gain": 1, "most": 200}
+    reading = Reading(rows=13, risk=0.05)
     counts, points = np.rint(200_000 * law).astype(np.int64), np.arange(1_000)
 
     def failures(width: int) -> int:
@@ -246,33 +247,34 @@ def test_of_a_few_items_too_many_may_stay_by_chance() -> None:
             missed += bool(np.abs(read - counts).max() > 0.005 * 200_000)
         return missed
 
-    assert failures(width_for(law, spread, **sizes, risk=0.05)) < 12
-    assert failures(width_for(law, spread, **sizes, risk=0.5)) >= 12
+    assert failures(width_for(law, spread, reading, most=200)) < 12
+    assert failures(width_for(law, spread, replace(reading, risk=0.5), most=200)) >= 12
 
 
 def test_noise_and_collisions_add_up_and_rounds_average_collisions_only() -> None:
     """Hardly an item is peeled where none stands out: 1 in 10,000."""
     shares = np.full(1_000, 0.001)
-    one = predicted_spread(shares, rows=10, width=50, noise=0.002)
+    one = predicted_spread(shares, Reading(rows=10, noise=0.002), width=50)
     assert math.isclose(one.collisions**2, 0.001 / 500, rel_tol=1e-3)
     assert math.isclose(one.noise**2, 0.002**2 / 10, rel_tol=1e-3)
     assert math.isclose(one.total**2, one.collisions**2 + one.noise**2)
-    many = predicted_spread(shares, rows=10, width=50, noise=0.002, rounds=10, gain=10)
+    reading = Reading(rows=10, noise=0.002, rounds=10, gain=10)
+    many = predicted_spread(shares, reading, width=50)
     assert math.isclose(many.collisions**2, one.collisions**2 / 10, rel_tol=1e-3)
     assert math.isclose(many.noise, one.noise, rel_tol=1e-3)
 
 
 def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> None:
-    sizes: Any = {"rows": 13, "noise": 0.0005, "rounds": 1, "gain": 1, "risk": 0.05}
+    reading = Reading(rows=13, noise=0.0005, risk=0.05)
     spread = largest_spread(0.005, items=5_000, risk=0.1)
     assert spread is not None
-    most = math.ceil(width_for_any(spread, **sizes))
+    most = math.ceil(width_for_any(spread, reading))
     for law in (falling(1.1, 5_000), falling(2.0, 5_000), np.full(200, 0.005)):
-        width = width_for(law, spread, **sizes, most=most)
+        width = width_for(law, spread, reading, most=most)
         assert width <= most
 
         def predict(width: int, law: Any = law) -> Spread:
-            return predicted_spread(law, rows=13, width=width, noise=0.0005, risk=0.05)
+            return predicted_spread(law, reading, width=width)
 
         assert predict(width).total <= spread
         assert predict(int(0.98 * width) - 2).total > spread
@@ -281,14 +283,14 @@ def test_a_width_is_the_least_with_its_spread_and_any_data_need_no_more() -> Non
 def test_any_data_of_devices_with_several_items_need_as_much_more() -> None:
     """Five times 295 items of 3.4 deviations, near the size that needs most cells, need more than
     suffices for devices with one item, and not more than suffices for those with five."""
-    sizes: Any = {"rows": 13, "noise": 0.0, "rounds": 1, "gain": 1, "risk": 0.05}
+    reading = Reading(rows=13, risk=0.05)
     spread = 0.00113
-    one, five = (width_for_any(spread, **sizes, mass=mass) for mass in (1.0, 5.0))
-    needed = width_for(np.full(5 * 295, 1 / 295), spread, **sizes, most=10_000)
+    one, five = (width_for_any(spread, reading, mass=mass) for mass in (1.0, 5.0))
+    needed = width_for(np.full(5 * 295, 1 / 295), spread, reading, most=10_000)
     assert 4 * one < needed <= math.ceil(five)
 
 
-SIZES: dict[str, Any] = {"rows": 13, "noise": 0.0001, "rounds": 1, "gain": 1, "risk": 0.05}
+READING = Reading(rows=13, noise=0.0001, risk=0.05)
 SPREAD = 0.00113
 
 
@@ -310,16 +312,16 @@ def test_no_data_within_limits_need_more_than_the_bound_and_some_need_it() -> No
     """Laws of up to three sizes. For items of one size, with nothing else known but their squares
     and the largest, the bound is what they need (to 5%: steps of widths and of sizes)."""
     chance = np.random.default_rng(SEED)
-    anything = width_for_any(SPREAD, **SIZES)
+    anything = width_for_any(SPREAD, READING)
     for _ in range(8):
         numbers = chance.integers(1, 300, size=3)
         shares = np.repeat(chance.dirichlet(np.ones(3)) / numbers, numbers)
-        bound = width_within(limits_of(shares, slack=0.05), SPREAD, **SIZES)
-        assert width_for(shares, SPREAD, **SIZES, most=1_000) <= math.ceil(bound)
+        bound = width_within(limits_of(shares, slack=0.05), SPREAD, READING)
+        assert width_for(shares, SPREAD, READING, most=1_000) <= math.ceil(bound)
         assert bound <= anything * (1 + 1e-9)
     alike = np.full(200, 0.005)
-    bound = width_within(limits_of(alike), SPREAD, **SIZES)
-    assert bound == pytest.approx(width_for(alike, SPREAD, **SIZES, most=1_000), rel=0.05)
+    bound = width_within(limits_of(alike), SPREAD, READING)
+    assert bound == pytest.approx(width_for(alike, SPREAD, READING, most=1_000), rel=0.05)
     assert bound < 0.9 * anything
 
 
@@ -327,7 +329,7 @@ def test_what_a_sample_leaves_open_makes_the_bound_wider() -> None:
     alike = np.full(200, 0.005)
     exact = limits_of(alike)
     widths = [
-        width_within(limits, SPREAD, **SIZES)
+        width_within(limits, SPREAD, READING)
         for limits in (
             exact,
             limits_of(alike, slack=0.1),
@@ -337,12 +339,12 @@ def test_what_a_sample_leaves_open_makes_the_bound_wider() -> None:
     ]
     assert widths == sorted(widths)
     assert widths[0] < 0.95 * widths[2] < 0.95 * widths[3]
-    assert widths[3] == pytest.approx(width_for_any(SPREAD, **SIZES), rel=0.01)
-    cubes = width_within(replace(exact, cubes=20.0), SPREAD, **SIZES)
+    assert widths[3] == pytest.approx(width_for_any(SPREAD, READING), rel=0.01)
+    cubes = width_within(replace(exact, cubes=20.0), SPREAD, READING)
     assert cubes > widths[0]  # squares are less certain
     absurd = replace(exact, squares=(0.5, 0.6))  # more than shares of at most 0.005 can have
-    assert math.isinf(width_within(absurd, SPREAD, **SIZES))
-    assert math.isinf(width_within(exact, 0.001, **SIZES | {"noise": 0.1}))
+    assert math.isinf(width_within(absurd, SPREAD, READING))
+    assert math.isinf(width_within(exact, 0.001, replace(READING, noise=0.1)))
 
 
 def test_a_share_above_all_readings_is_as_surprising_as_its_reading() -> None:

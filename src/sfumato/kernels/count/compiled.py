@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from sfumato.kernels import F64, I64, U8, U32, U64
+from sfumato.arrays import F64, I64, U8, U32, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.plain import MIXED_PRIME, MIXER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.kernels import F64, I64, U8, U64
+from sfumato.arrays import F64, I64, U8, U64
 
 PRIME = (1 << 61) - 1
 CHUNK_BYTES = 7  # any seven bytes are below the prime

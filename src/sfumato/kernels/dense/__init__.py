@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.kernels import F32, I32, U32, Twins, in_parts
+from sfumato.arrays import F32, I32, U32
+from sfumato.kernels import Twins, in_parts
 from sfumato.kernels.dense import plain as plain_dense
 
 SMALL = 1 << 20  # coordinates times rows below which numba is not loaded

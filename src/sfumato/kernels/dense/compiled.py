@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from sfumato.kernels import F32, I32, U32
+from sfumato.arrays import F32, I32, U32
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.dense.plain import FIRST, SECOND
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sfumato.kernels import F32, F64, I32, I64, U32, U64
+from sfumato.arrays import F32, F64, I32, I64, U32, U64
 
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B  # odd multipliers of a mixing function of 32 bits
 GOLDEN = 0x9E3779B97F4A7C15  # the odd step of a counter of 64 bits

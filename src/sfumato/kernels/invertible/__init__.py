@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.kernels import I64, U8, U64, Bool, Twins
+from sfumato.arrays import I64, U8, U64, Bool
+from sfumato.kernels import Twins
 from sfumato.kernels.invertible import plain
 from sfumato.kernels.invertible.plain import Layout, Listed
 

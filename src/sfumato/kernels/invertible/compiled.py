@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sfumato.kernels import I64, U8, U64
+from sfumato.arrays import I64, U8, U64
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _mix, _multiply_high, _reduce
 from sfumato.kernels.invertible.plain import Layout, Listed

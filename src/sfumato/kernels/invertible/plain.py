@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.kernels import I64, U8, U64, Bool
+from sfumato.arrays import I64, U8, U64, Bool
 from sfumato.kernels.count.plain import add_mod, cells, evaluate, mix, multiply_mod
 
 Layout = tuple[int, int, int, int]

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from sfumato.kernels import F64, I64, SMALL, U8, U64, Twins, Whole, in_parts
+from sfumato.arrays import F64, I64, U8, U64, Whole
+from sfumato.kernels import SMALL, Twins, in_parts
 from sfumato.kernels.local import plain
 
 Cells = Whole | F64

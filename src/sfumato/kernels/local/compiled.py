@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from sfumato.kernels import F64, I64, U8, U32, U64, Whole
+from sfumato.arrays import F64, I64, U8, U32, U64, Whole
 from sfumato.kernels.compiling import kernel
 from sfumato.kernels.count.compiled import _fold, _multiply_high, _reduce
 from sfumato.kernels.local.plain import BLOCK

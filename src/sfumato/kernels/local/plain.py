@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.kernels import F64, I64, U8, U32, U64, Whole
+from sfumato.arrays import F64, I64, U8, U32, U64, Whole
 from sfumato.kernels.count.plain import add_mod, cells, evaluate, multiply_mod
 
 BLOCK = 4  # words whose lanes are decided together

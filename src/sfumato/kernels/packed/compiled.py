@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfumato.kernels import U8, Words
+from sfumato.arrays import U8
+from sfumato.kernels import Words
 from sfumato.kernels.compiling import kernel
 
 _1, _3, _7, _8, _64 = (np.uint64(number) for number in (1, 3, 7, 8, 64))

@@ -14,12 +14,10 @@ import json
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import U8
 from sfumato.errors import DataError
 from sfumato.privacy import CountMeanSketch
-
-U8 = npt.NDArray[np.uint8]
 
 
 def read_apple_records(text: str, *, seed: int) -> tuple[str, CountMeanSketch, U8]:

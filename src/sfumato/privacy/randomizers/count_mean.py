@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64, Bool, Whole
 from sfumato.kernels import local
 from sfumato.privacy.randomizers.randomizer import (
+    HashedRows,
     Moments,
     bytes_for,
     check_sizes,
@@ -20,19 +21,13 @@ from sfumato.privacy.randomizers.randomizer import (
 from sfumato.privacy.samplers import Bernoulli, Rng, below
 from sfumato.spec import require, spec
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
-Whole = npt.NDArray[np.integer]
 
 _PIECE = 1 << 13  # records made together, so that their bits stay in the cache
 
 
 @spec("count_mean_sketch")
-class CountMeanSketch:
+class CountMeanSketch(HashedRows):
     """Count Mean Sketch (paper 004, algorithms 2 to 4): a row of bits, each flipped by a coin.
 
     A device draws a row, sets the bit of its item's cell there, and flips every bit. "symmetric"
@@ -47,6 +42,7 @@ class CountMeanSketch:
     Utility: unbiased over the hash seed; `debias.variance` is exact.
     """
 
+    signed: ClassVar[bool] = False
     epsilon: float
     rows: int
     width: int
@@ -57,16 +53,8 @@ class CountMeanSketch:
     check = check_sizes
 
     @property
-    def collision(self) -> float:
-        return 1 / self.width
-
-    @property
     def record_bytes(self) -> int:
         return self.row_bytes + -(-self.width // 8)
-
-    @property
-    def signed(self) -> bool:
-        return False
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -91,9 +79,6 @@ class CountMeanSketch:
     def support(self) -> float:
         own, other = self.rates
         return self.collision * own + (1 - self.collision) * other
-
-    def values(self, items: hashing.Items) -> U64:
-        return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
@@ -148,13 +133,9 @@ class CountMeanSketch:
     def row_bytes(self) -> int:
         return bytes_for(self.rows)
 
-    @property
-    def hashes(self) -> U64:
-        return hashing.row_hashes(self.seed, self.epoch, self.rows)
-
 
 @spec("hadamard_count_mean_sketch")
-class HadamardCountMeanSketch:
+class HadamardCountMeanSketch(HashedRows):
     """Hadamard Count Mean Sketch (paper 004, algorithms 5 to 7): one noisy bit of a row.
 
     The row's vector is 1 at the item's cell and 0 elsewhere (the paper's text says −1, which its
@@ -167,6 +148,8 @@ class HadamardCountMeanSketch:
         at every epsilon: `HashedResponse` is better in fewer bytes.
     """
 
+    signed: ClassVar[bool] = True
+    support: ClassVar[float] = 0.5
     epsilon: float
     rows: int
     width: int  # a power of two
@@ -180,16 +163,8 @@ class HadamardCountMeanSketch:
         )
 
     @property
-    def collision(self) -> float:
-        return 1 / self.width
-
-    @property
     def record_bytes(self) -> int:
         return bytes_for(2 * self.rows * self.width)
-
-    @property
-    def signed(self) -> bool:
-        return True
 
     @property
     def moments(self) -> Moments:
@@ -200,13 +175,6 @@ class HadamardCountMeanSketch:
     def reach(self) -> float:
         """From a record that counts against the item to one that counts for it."""
         return 2 * self._scale
-
-    @property
-    def support(self) -> float:
-        return 0.5
-
-    def values(self, items: hashing.Items) -> U64:
-        return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         records = np.empty((values.size, self.record_bytes), dtype=np.uint8)
@@ -240,7 +208,3 @@ class HadamardCountMeanSketch:
     @property
     def coin(self) -> Bernoulli:
         return Bernoulli.flip(self.epsilon)
-
-    @property
-    def hashes(self) -> U64:
-        return hashing.row_hashes(self.seed, self.epoch, self.rows)

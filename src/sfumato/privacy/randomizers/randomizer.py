@@ -9,16 +9,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64, Bool, Whole
 from sfumato.privacy.samplers import Rng
 from sfumato.spec import LARGEST_INTEGER, require
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
-Whole = npt.NDArray[np.integer]
 
 LEAST_EPSILON = 1e-6  # below, floats cannot distinguish the truth from a lie
 LARGEST_EPSILON = 32.0
@@ -115,6 +111,27 @@ class Hashed(Randomizer, Protocol):
     def hashes(self) -> U64:
         """Coefficients of the three-wise independent cell hashes, (rows, 3)."""
         ...
+
+
+class HashedRows:
+    """Common to randomizers over rows of hash functions: `check_sizes` is their check."""
+
+    __slots__ = ()
+    rows: int
+    width: int
+    seed: int
+    epoch: int
+
+    @property
+    def collision(self) -> float:
+        return 1 / self.width
+
+    @property
+    def hashes(self) -> U64:
+        return hashing.row_hashes(self.seed, self.epoch, self.rows)
+
+    def values(self, items: hashing.Items) -> U64:
+        return hashing.fingerprint(items, self.seed)
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sfumato import hashing
+from sfumato.arrays import F64, I64, U8, U64, Bool, Whole
 from sfumato.errors import SpecError
 from sfumato.kernels import local
 from sfumato.privacy.randomizers.randomizer import (
     MOST_CELLS,
+    HashedRows,
     Moments,
     add_codes,
     bytes_for,
@@ -24,17 +25,11 @@ from sfumato.privacy.randomizers.randomizer import (
 from sfumato.privacy.samplers import Bernoulli, Rng, below
 from sfumato.spec import require, spec
 
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
-F64 = npt.NDArray[np.float64]
-U8 = npt.NDArray[np.uint8]
-Bool = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.integer]
-Whole = npt.NDArray[np.integer]
 
 
 @spec("hashed_response")
-class HashedResponse:
+class HashedResponse(HashedRows):
     """Randomised response on the item's cell in one of many rows: optimal local hashing with public
     hash functions, so that records add up in a table.
 
@@ -49,6 +44,7 @@ class HashedResponse:
     Utility: unbiased over the hash seed; `debias.variance` is exact.
     """
 
+    signed: ClassVar[bool] = False
     epsilon: float
     rows: int
     width: int
@@ -58,16 +54,8 @@ class HashedResponse:
     check = check_sizes
 
     @property
-    def collision(self) -> float:
-        return 1 / self.width
-
-    @property
     def record_bytes(self) -> int:
         return bytes_for(self.rows * self.width)
-
-    @property
-    def signed(self) -> bool:
-        return False
 
     @property
     def moments(self) -> Moments:
@@ -84,9 +72,6 @@ class HashedResponse:
     @property
     def truth(self) -> float:
         return self.coin.probability
-
-    def values(self, items: hashing.Items) -> U64:
-        return hashing.fingerprint(items, self.seed)
 
     def randomize(self, values: U64, *, rng: Rng) -> U8:
         rows = below(self.rows, values.size, rng)
@@ -111,10 +96,6 @@ class HashedResponse:
     def coin(self) -> Bernoulli:
         return Bernoulli.truth(self.epsilon, self.width - 1)
 
-    @property
-    def hashes(self) -> U64:
-        return hashing.row_hashes(self.seed, self.epoch, self.rows)
-
 
 @spec("direct_response")
 class DirectResponse:
@@ -126,6 +107,9 @@ class DirectResponse:
     Utility: unbiased; no collisions.
     """
 
+    rows: ClassVar[int] = 1
+    collision: ClassVar[float] = 0.0
+    signed: ClassVar[bool] = False
     epsilon: float
     categories: int
 
@@ -137,24 +121,12 @@ class DirectResponse:
         )
 
     @property
-    def rows(self) -> int:
-        return 1
-
-    @property
     def width(self) -> int:
         return self.categories + 1
 
     @property
-    def collision(self) -> float:
-        return 0.0
-
-    @property
     def record_bytes(self) -> int:
         return bytes_for(self.width)
-
-    @property
-    def signed(self) -> bool:
-        return False
 
     @property
     def moments(self) -> Moments:

@@ -12,10 +12,10 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, Bool
 from sfumato.errors import ImpossibleError, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
@@ -43,11 +43,6 @@ from sfumato.questions.question import (
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, Sketch, refine
 from sfumato.sketch.absent import significant_items
 from sfumato.spec import digest, later, require, spec
-
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 Mode = Literal["one_hot", "shared", "fresh", "hybrid"]
 PILOT_WIDTH = 100
@@ -362,7 +357,7 @@ class FrequencyCampaign(Campaign):
             width=self.width,
         )
 
-    def significant(self, level: float = LEVEL) -> tuple[npt.NDArray[np.bool_], float]:
+    def significant(self, level: float = LEVEL) -> tuple[Bool, float]:
         """Which items are significant, that is, held by some device, and from which estimate on.
         With at most probability `level` any item is marked wrongly."""
         if self.design.mode == "one_hot":
@@ -423,16 +418,16 @@ def width_from_pilot(answer: NoisedSum, items: hashing.Items, design: FrequencyD
     )
     if spread is None:
         return design.width
-    sizes: Any = {
-        "rows": design.rows,
-        "noise": design.cell_noise(respondents),
-        "rounds": design.rounds,
-        "gain": design.gain,
-        "risk": risk,
-    }
-    width = sizing.width_for(law, spread, **sizes, most=design.width)
+    reading = sizing.Reading(
+        rows=design.rows,
+        noise=design.cell_noise(respondents),
+        rounds=design.rounds,
+        gain=design.gain,
+        risk=risk,
+    )
+    width = sizing.width_for(law, spread, reading, most=design.width)
     # Of its half of the risk, items that are not taken out leave a half to the limits' own.
-    bound = sizing.width_within(limits, spread, **sizes | {"risk": risk / 2}, unless=width)
+    bound = sizing.width_within(limits, spread, replace(reading, risk=risk / 2), unless=width)
     return width if bound >= width else max(math.ceil(bound), sizing.SMALLEST_WIDTH)
 
 

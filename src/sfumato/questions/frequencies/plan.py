@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
-from sfumato.flow.accumulator import Batch
-from sfumato.flow.campaign import run
-from sfumato.flow.release import Privacy
+from sfumato.flow.release import NoisedSum, Privacy
 from sfumato.flow.report import HEADER_BYTES
 from sfumato.flow.secure_sum import SecureSum
 from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.privacy import (
-    Budget,
-    Ledger,
     Mechanism,
     Noise,
     NoiseAtRelease,
@@ -46,20 +41,18 @@ from sfumato.questions.frequencies.design import (
     Mode,
 )
 from sfumato.questions.promise import (
-    DROPOUTS,
     SEES_ALL,
     SEES_ALL_ITEMS,
     SEES_ITEMS,
     SEES_TABLES,
     ZERO_ITEMS,
     ZERO_OUT,
-    collusion_assumptions,
     device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, Norms, OneHot
-from sfumato.study import Study
+from sfumato.study import LARGEST_COHORT, Study
 
 DEFAULT_BYTES = 1 << 16  # upload limit of a device, if the study sets none
 REFERENCE_EXPONENT = 1.1  # of the power law for rehearsals
@@ -74,13 +67,12 @@ SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a study of frequencies that is answered by sums."""
-    assert study.devices is not None  # planning has checked
     assert dictionary is not None  # a study of frequencies lists its items
     design, estimates = _size(study, len(dictionary))
     # A release counts all devices asked, also those that only answered the pilot.
-    scale = study.devices / _answering(study.devices - design.pilot_devices, study)
+    scale = study.device_count / study.answering(study.device_count - design.pilot_devices)
     law = reference_law(estimates.counts.size)
-    counts = study.devices * study.items_per_device * law
+    counts = study.device_count * study.items_per_device * law
     errors = with_sampling(estimates.standard_error, counts * (1 - law), scale)
     predicted = {
         "standard_error": float(errors[-1]),
@@ -88,7 +80,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
         "standard_error_of_largest": float(errors[0]),
         **_causes(design, estimates, scale, float(errors[0])),
         "half_width_95": scale * float(estimates.half_width[-1]),
-        "standard_error_share": float(errors[-1]) / study.devices,
+        "standard_error_share": float(errors[-1]) / study.device_count,
         "width": estimates.width or None,
         **design.traffic(estimates.width),
         **_bounds(study, design),
@@ -154,8 +146,7 @@ def _costs(design: FrequencyDesign, width: int) -> dict[str, float | int]:
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
-    task = design.tasks()[0]
-    mechanism, assumptions = "none", collusion_assumptions(design.secure)
+    task, mechanism = design.tasks()[0], ""
     sees = SEES_ALL if study.epsilon is None else SEES_TABLES
     if design.sparse:
         sees = SEES_ALL_ITEMS if study.epsilon is None else SEES_ITEMS
@@ -168,18 +159,17 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
             f"{kind} noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
             f"{spent:.4f}"
         )
-        assumptions += (
-            "a device answers in one round (or in the pilot), and each round's table gets noise"
-            if design.every_round or design.pilot_devices
-            else "a device answers once, and the table of all devices gets noise once",
-            DROPOUTS,
-        )
     return device_promise(
         study,
         neighbours=ZERO_ITEMS if design.sparse else ZERO_OUT.format("table becomes"),
         mechanism=mechanism,
         sees=sees if design.secure is None else sum_visibility(task),
-        assumptions=assumptions,
+        secure=design.secure,
+        assumptions=(
+            "a device answers in one round (or in the pilot), and each round's table gets noise"
+            if design.every_round or design.pilot_devices
+            else "a device answers once, and the table of all devices gets noise once",
+        ),
         influence=design.influence,
     )
 
@@ -187,7 +177,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
 def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
     """Run the campaign on synthetic devices whose items follow the reference law.
 
-    It takes the same path as a real campaign, so the prediction includes the decoder and the noise.
+    The prediction includes the decoder and the noise, but nothing is charged.
     """
     items = min(design.items, max(2_000, 200_000 // design.rounds), 20_000)
     synthetic = np.arange(items, dtype=np.int64)
@@ -198,30 +188,27 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
 
     left = design.devices - design.pilot_devices
     each = -(-left // design.rounds) if design.every_round else left
-
-    def gather(task: Task) -> Batch:
+    campaign, rng = FrequencyCampaign(design, synthetic), SeededRng(0)
+    while (task := campaign.next_task()) is not None:
         cohort = design.pilot_devices if task.cohort == PILOT_COHORT else each
-        devices = max(_answering(cohort, study), task.min_count)
+        devices = max(study.answering(cohort), task.min_count)
         law = shares[chance.permutation(items)] if study.cohorts == "different" else shares
         expected = devices * design.items_per_device * law
         counts = np.floor(expected + chance.random(items)).astype(np.int64)
         table = task.sketch.encode(synthetic, counts)
         total = task.mechanism.at_device(table, devices=devices, rng=rng)
-        return Batch(task.id, total, devices)
-
-    campaign, rng = FrequencyCampaign(design, synthetic), SeededRng(0)
-    with closing(Ledger(Budget(epsilon=None, delta=study.delta))) as ledger:
-        run(campaign, gather, ledger=ledger, rng=rng)
+        noised = task.mechanism.at_release(total, count=devices, rng=rng)
+        campaign.absorb(NoisedSum(task, noised, devices))
     return campaign.estimates()
 
 
-def reference_law(items: int) -> npt.NDArray[np.float64]:
+def reference_law(items: int) -> F64:
     """The share of each item that predictions assume, the most common first."""
     shares = np.arange(1, items + 1, dtype=np.float64) ** -REFERENCE_EXPONENT
     return np.asarray(shares / shares.sum())
 
 
-def assumption(law: npt.NDArray[np.float64]) -> dict[str, Any]:
+def assumption(law: F64) -> dict[str, Any]:
     """What predictions assume about the data, and which share the most common item has by it."""
     return {
         "share_of_largest": float(law[0]),
@@ -231,22 +218,35 @@ def assumption(law: npt.NDArray[np.float64]) -> dict[str, Any]:
 
 def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     """Choose the sizes, then the mode with the best rehearsal that the cohorts allow."""
-    assert study.devices is not None  # plan() has checked
     _check_sizes(study)
     rows = study.rows or sizing.rows_for(items, risk=_risk(study), paper=study.paper_mode)
     is_sparse = _is_sparse(study, items)
     width, pilot = (0, 0) if is_sparse else _width(study, items, rows)
-    constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
-    sketch = width > 0
+    sketch, secure = width > 0, secure_of(study)
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
-    secure = secure_of(study)
 
-    def design_for(mode: Mode, every_round: bool) -> FrequencyDesign:
-        assert study.devices is not None  # as above
-        return FrequencyDesign(
+    is_shown = (study.publish == "rounds" or secure is not None) and study.round_count > 1
+    mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
+    modes: dict[Mode, bool]  # and whether every round has noise
+    if not sketch:
+        modes = {"one_hot": is_shown}
+    elif study.algorithm in VARIANTS:
+        modes = {VARIANTS[study.algorithm]: is_shown or study.algorithm != "shared"}
+    elif study.round_count == 1:
+        modes = {"shared": False}
+    elif study.paper_mode:
+        modes = {mixed: True}
+    else:
+        modes = {"fresh": True}
+        if not (pilot and is_shown):  # with noise on every table, Shared never needs fewer cells
+            modes["shared"] = is_shown
+        if mixed == "hybrid":
+            modes["hybrid"] = True
+    designs = [
+        FrequencyDesign(
             mode=mode,
             items=items,
-            devices=study.devices,
+            devices=study.device_count,
             rounds=study.round_count,
             rows=rows if sketch else 1,
             width=width,
@@ -259,30 +259,13 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             target_error=study.target_error if pilot else None,
             failure_probability=_risk(study) if pilot and not study.paper_mode else None,
             similar=study.cohorts == "similar" or not pilot,
-            constant=constant,
+            constant=sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT,
             secure=secure,
             sparse=is_sparse,
         )
-
-    is_shown = (study.publish == "rounds" or secure is not None) and study.round_count > 1
-    mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
-    if not sketch:
-        candidates = [design_for("one_hot", is_shown)]
-    elif study.algorithm in VARIANTS:
-        candidates = [
-            design_for(VARIANTS[study.algorithm], is_shown or study.algorithm != "shared")
-        ]
-    elif study.round_count == 1:
-        candidates = [design_for("shared", False)]
-    elif study.paper_mode:
-        candidates = [design_for(mixed, True)]
-    else:
-        candidates = [design_for("fresh", True)]
-        if not (pilot and is_shown):  # with noise on every table, Shared never needs fewer cells
-            candidates.append(design_for("shared", is_shown))
-        if mixed == "hybrid":
-            candidates.append(design_for("hybrid", True))
-    rehearsals = [(design, rehearse(design, study)) for design in candidates]
+        for mode, every_round in modes.items()
+    ]
+    rehearsals = [(design, rehearse(design, study)) for design in designs]
     # With a pilot every candidate meets the target, so the smallest table wins.
     return min(
         rehearsals,
@@ -320,9 +303,8 @@ def _is_sparse(study: Study, items: int) -> bool:
     shorter, or the study asks for another algorithm."""
     if study.is_masked or study.paper_mode or study.algorithm not in (None, "sparse"):
         return False
-    assert study.devices is not None  # plan() has checked
     entries = HEADER_BYTES + -(-study.items_per_device * items.bit_length() // 8)
-    bits = bits_for(most_devices(study.devices) * study.items_per_device)
+    bits = bits_for(most_devices(study.device_count) * study.items_per_device)
     limit = study.bytes_per_device
     if study.algorithm == "sparse":
         if limit is not None and entries > limit:
@@ -335,14 +317,13 @@ def _is_sparse(study: Study, items: int) -> bool:
     else:
         is_sparse = entries <= min(HEADER_BYTES + -(-items * bits // 8), limit or entries)
     if is_sparse and study.target_error is not None:
-        _check_noise(study, items, 0, _answering(study.devices, study))
+        _check_noise(study, items, 0, study.answering())
     return is_sparse
 
 
 def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
     """The width (0 for one-hot) and the pilot's devices, from the target error or the bytes."""
-    assert study.devices is not None  # plan() has checked
-    devices = _answering(study.devices, study)
+    devices = study.answering()
     bits, besides = _bits_and_bytes(study, rows)
     limit = study.bytes_per_device
     cells = max(0, ((limit or DEFAULT_BYTES) - besides) * 8 // bits)
@@ -399,10 +380,8 @@ def _width(study: Study, items: int, rows: int) -> tuple[int, int]:
 def minimax_width(study: Study) -> int:
     """The width of equation (3), which no study needs to exceed."""
     assert study.target_error is not None  # callers have checked
-    assert study.devices is not None  # plan() has checked
     constant = sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT
-    devices = _answering(study.devices, study)
-    width = sizing.minimax_width(study.target_error, constant=constant, devices=devices)
+    width = sizing.minimax_width(study.target_error, constant=constant, devices=study.answering())
     return max(math.ceil(study.items_per_device * width), SMALLEST_WIDTH)
 
 
@@ -414,18 +393,18 @@ def _target_widths(study: Study, items: int, rows: int, devices: int) -> tuple[i
     assert spread is not None  # nothing is sampled here
     tables = _noised_tables(study)
     each = noise_for(study, _norms(study, rows)).stddev(max(devices // tables, 1))
-    sizes: Any = {
-        "rows": rows,
-        "noise": math.sqrt(tables) * each / devices,
-        "rounds": study.round_count,
-        "gain": study.round_count if study.cohorts == "similar" and tables > 1 else 1,
-        "risk": risk,
-    }
-    widest = sizing.width_for_any(spread, **sizes, mass=study.items_per_device)
+    reading = sizing.Reading(
+        rows=rows,
+        noise=math.sqrt(tables) * each / devices,
+        rounds=study.round_count,
+        gain=study.round_count if study.cohorts == "similar" and tables > 1 else 1,
+        risk=risk,
+    )
+    widest = sizing.width_for_any(spread, reading, mass=study.items_per_device)
     widest = min(widest, minimax_width(study))
     widest = max(math.ceil(widest), SMALLEST_WIDTH)
     law = study.items_per_device * reference_law(items)
-    return sizing.width_for(law, spread, **sizes, most=widest), widest
+    return sizing.width_for(law, spread, reading, most=widest), widest
 
 
 def _noised_tables(study: Study) -> int:
@@ -436,8 +415,7 @@ def _noised_tables(study: Study) -> int:
 def _one_hot(study: Study, items: int, cells: int, bits: int, besides: int) -> int:
     """The width of one-hot tables, 0, if they fit into the study's limits."""
     if study.target_error is not None:
-        assert study.devices is not None  # plan() has checked
-        _check_noise(study, items, 0, _answering(study.devices, study))
+        _check_noise(study, items, 0, study.answering())
     if study.bytes_per_device is not None and items > cells:
         need = besides + -(-items * bits // 8)
         raise ImpossibleError(
@@ -450,10 +428,9 @@ def _one_hot(study: Study, items: int, cells: int, bits: int, besides: int) -> i
 
 def _bits_and_bytes(study: Study, rows: int) -> tuple[int, int]:
     """The bits of a cell, and the bytes that a device sends besides cells."""
-    assert study.devices is not None  # plan() has checked
     secure = secure_of(study)
     if secure is None:
-        most = most_devices(study.devices)
+        most = most_devices(study.device_count)
         return bits_for(most * study.items_per_device), HEADER_BYTES
     task = secure.task(
         sketch=OneHot(categories=MOST_CELLS),
@@ -476,8 +453,7 @@ def secure_of(study: Study) -> SecureSum | None:
 
 def _cohort(study: Study) -> int:
     """The number of devices in a round."""
-    assert study.devices is not None  # plan() has checked
-    return -(-study.devices // study.round_count)
+    return -(-study.device_count // study.round_count)
 
 
 def noise_for(study: Study, norms: Norms) -> Mechanism:
@@ -515,23 +491,17 @@ def _check_noise(study: Study, items: int, rows: int, devices: int) -> None:
     deviations = NormalDist().inv_cdf(1 - _risk(study) / (2 * items))
     share = deviations * spread * math.sqrt(tables) / devices
     if share > study.target_error:
-        assert study.devices is not None  # plan() has checked
         raise ImpossibleError(
             f"with epsilon {study.epsilon:g} and {study.devices:,} devices the noise alone causes "
             f"errors of {share:.2g}; target_error is {study.target_error:g}",
-            hint=f"ask {math.ceil(study.devices * share / study.target_error):,} devices, "
+            hint=f"ask {math.ceil(study.device_count * share / study.target_error):,} devices, "
             f"set epsilon to {study.epsilon * share / study.target_error:.2g}, "  # type: ignore[operator]  # noise means epsilon is a number
             f"or target_error to {share:.2g}",
         )
 
 
 def _warnings(study: Study, design: FrequencyDesign, estimates: Estimates) -> list[str]:
-    assert study.devices is not None  # plan() has checked
-    warnings = []
-    if study.is_masked:
-        warnings += round_warnings(study)
-    if study.epsilon is not None and study.delta > 1 / study.devices:
-        warnings.append(delta_warning(study.delta, study.devices))
+    warnings = common_warnings(study)
     if design.mode == "one_hot":
         return warnings
     collisions = sizing.majority_collisions(design.items, design.rows, design.width)
@@ -568,24 +538,27 @@ def _warnings(study: Study, design: FrequencyDesign, estimates: Estimates) -> li
     return warnings
 
 
-def round_warnings(study: Study) -> list[str]:
-    """Warnings about masked rounds of this size."""
-    assert study.devices is not None  # plan() has checked
-    warnings = []
-    cohort = _cohort(study)
-    if cohort > secure_sum.LARGEST_TESTED:
-        most = secure_sum.LARGEST_TESTED
+def common_warnings(study: Study) -> list[str]:
+    """Warnings about delta, and about masked rounds of this size."""
+    warnings, cohort, most = [], _cohort(study), LARGEST_COHORT
+    if study.is_masked and cohort > most:
         warnings.append(
             f"masked rounds are tested with up to {most:,} devices; this study has {cohort:,}"
             + (
-                f" (rounds = {-(-study.devices // most)} would have fewer, but more noise)"
+                f" (rounds = {-(-study.device_count // most)} would have fewer, but more noise)"
                 if study.facts.dictionary == "listed"
                 else ""
             )
         )
-    if study.expected_dropout == 0:
+    if study.is_masked and study.expected_dropout == 0:
         warnings.append(
             "dropout is 0, so a round fails if a single device drops out; set the share to expect"
+        )
+    if study.epsilon is not None and study.delta > 1 / study.device_count:
+        warnings.append(
+            f"delta {study.delta:g} is more than 1/devices: even publishing one random device's "
+            "data would satisfy such a guarantee; use at most "
+            f"{0.1 / study.device_count:.1g}"
         )
     return warnings
 
@@ -599,14 +572,3 @@ def algorithm(design: FrequencyDesign) -> str:
     if design.secure is not None:
         name = f"{name} in masked rounds" if design.rounds > 1 else f"masked {name}"
     return f"two-phase {name}" if design.pilot_devices else name
-
-
-def delta_warning(delta: float, devices: int) -> str:
-    return (
-        f"delta {delta:g} is more than 1/devices: even publishing one random device's data would "
-        f"satisfy such a guarantee; use at most {0.1 / devices:.1g}"
-    )
-
-
-def _answering(devices: int, study: Study) -> int:
-    return max(1, math.floor(devices * (1 - study.expected_dropout)))

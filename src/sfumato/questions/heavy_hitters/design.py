@@ -14,12 +14,12 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
@@ -56,10 +56,6 @@ from sfumato.spec import digest, later, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 LOAD = 0.8  # target for the first table: keys per cell
 MOST_LOAD, LEAST_LOAD = 1.1, 0.5  # names of earlier rounds help to read fuller tables
@@ -76,6 +72,7 @@ class ListDefaults(QuestionDefaults):
     as a device has it."""
 
     __slots__ = ()
+    has_secret: ClassVar[bool] = True
 
     def search(self) -> Any:
         """The design that finds the names: it has `keys`, `rounds` and `items_per_device`."""
@@ -107,16 +104,12 @@ class ListDefaults(QuestionDefaults):
         return Influence(of=COUNT, most=None, note=note + "listed")
 
     @property
-    def has_secret(self) -> bool:
-        return True
-
-    @property
     def algorithm(self) -> str:
         return "invertible_sketch"
 
     def cohorts(self) -> dict[str, float]:
-        names = self.search()
-        return {f"round {round}": 1 / names.rounds for round in range(names.rounds)}
+        rounds = self.search().rounds
+        return {f"round {round}": 1 / rounds for round in range(rounds)}
 
     def bound(
         self, population: Population, *, plan: Plan, rng: Rng, alone: bool
@@ -186,6 +179,7 @@ def _without_key(population: Population, keys: Keys) -> int:
 class HeavyHitterDesign(ListDefaults):
     """A sized search for heavy hitters, for `HeavyHitterCampaign`."""
 
+    counts: ClassVar[None] = None  # a list has only the counts of its sample
     keys: Keys
     devices: int
     rounds: int
@@ -251,19 +245,6 @@ class HeavyHitterDesign(ListDefaults):
             f"listing a table must fail with probability at most {allowed:.3g}; it is {chance:.3g}",
         )
 
-    @property
-    def names(self) -> HeavyHitterDesign:
-        return self
-
-    @property
-    def counts(self) -> None:
-        """None: a list has only the counts of its sample."""
-        return None
-
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed, draw_secret(rng))
-
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any
     ) -> HeavyHitterCampaign:
@@ -287,28 +268,26 @@ class HeavyHitterDesign(ListDefaults):
             **campaign.about(participation),
         )
 
+    @property
+    def names(self) -> HeavyHitterDesign:
+        return self
+
     def most_sampled(self, rate: float) -> int:
         """The largest number of items that the devices of one round send."""
         most = most_in_round(self.devices_per_round, masked=self.secure is not None)
         return most_sampled(most * self.items_per_device, rate)
 
     def sketch(self, round: int, rate: float) -> InvertibleSketch:
-        if self.check_bits:
-            return InvertibleSketch(
-                keys=self.keys, rows=self.rows, width=self.width, count_bits=self.count_bits,
-                check_bits=self.check_bits, seed=self.seed, round=round,
-                copies=self.mechanism.copies,
-            )  # fmt: skip
-        return sketch_of(
-            self.keys,
-            self.rows,
-            self.width,
-            self.cell_bits,
-            self.most_sampled(rate),
-            self.seed,
-            round,
-            copies=self.mechanism.copies,
-        )
+        count_bits, check_bits = self.count_bits, self.check_bits
+        if not check_bits:  # of `cell_bits`, enough for the counts and the rest for checks
+            count_bits = max(1, self.most_sampled(rate).bit_length())
+            words = max(1, -(-self.cell_bits // 62))
+            check_bits = self.cell_bits // words - -(-(self.keys.bits + count_bits) // words)
+            check_bits = max(min(44, check_bits), 2, count_bits - 1)
+        return InvertibleSketch(
+            keys=self.keys, rows=self.rows, width=self.width, count_bits=count_bits,
+            check_bits=check_bits, seed=self.seed, round=round, copies=self.mechanism.copies,
+        )  # fmt: skip
 
     def task(self, round: int, rate: float) -> Task:
         return sum_task(
@@ -349,6 +328,7 @@ class HeavyHitterDesign(ListDefaults):
 class HistogramDesign(ListDefaults):
     """Names from one campaign, and counts of all items from another, of the same devices."""
 
+    tasks_per_device: ClassVar[int] = 2
     names: HeavyHitterDesign
     counts: FrequencyDesign
 
@@ -366,9 +346,6 @@ class HistogramDesign(ListDefaults):
     def rounds(self) -> int:
         return self.names.rounds
 
-    def search(self) -> HeavyHitterDesign:
-        return self.names
-
     @property
     def items_per_device(self) -> int:
         return self.names.items_per_device
@@ -377,9 +354,8 @@ class HistogramDesign(ListDefaults):
     def task_count(self) -> int:
         return 2 * self.rounds
 
-    @property
-    def tasks_per_device(self) -> int:
-        return 2
+    def search(self) -> HeavyHitterDesign:
+        return self.names
 
     @property
     def least_noise(self) -> float | None:
@@ -441,27 +417,6 @@ class HistogramDesign(ListDefaults):
     def parameters(self) -> dict[str, Any]:
         counts = self.counts.parameters()
         return self.names.parameters() | {f"counts_{name}": counts[name] for name in counts}
-
-
-def sketch_of(
-    keys: Keys,
-    rows: int,
-    width: int,
-    cell_bits: int,
-    most_sampled: int,
-    seed: int,
-    round: int,
-    *,
-    copies: bool = False,
-) -> InvertibleSketch:
-    """The sketch with cells of `cell_bits`: enough for the counts, the rest for checks."""
-    count_bits = max(1, most_sampled.bit_length())
-    words = max(1, -(-cell_bits // 62))
-    check_bits = min(44, cell_bits // words - -(-(keys.bits + count_bits) // words))
-    return InvertibleSketch(
-        keys=keys, rows=rows, width=width, count_bits=count_bits,
-        check_bits=max(check_bits, 2, count_bits - 1), seed=seed, round=round, copies=copies,
-    )  # fmt: skip
 
 
 def most_in_round(expected: int, *, masked: bool) -> int:

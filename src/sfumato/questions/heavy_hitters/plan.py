@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow import secure_sum
 from sfumato.flow.release import Privacy
@@ -26,11 +26,10 @@ from sfumato.questions.frequencies.plan import (
     DEFAULT_BYTES,
     READINGS,
     SMALLEST_WIDTH,
-    delta_warning,
+    common_warnings,
     noise_for,
     reference_law,
     rehearse,
-    round_warnings,
     secure_of,
 )
 from sfumato.questions.heavy_hitters.design import (
@@ -44,13 +43,11 @@ from sfumato.questions.heavy_hitters.design import (
     slack,
 )
 from sfumato.questions.promise import (
-    DROPOUTS,
     ZERO_ITEMS,
-    collusion_assumptions,
     device_promise,
     sum_visibility,
 )
-from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.question import Plan
 from sfumato.sketch import (
     CountSketch,
     InvertibleSketch,
@@ -78,23 +75,16 @@ LONGEST_ITEM = 24  # bytes, unless the study says otherwise: every cell has room
 ListDesign = HeavyHitterDesign | HistogramDesign
 
 
-def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a study that lists heavy hitters."""
+def plan(study: Study) -> Plan:
+    """Plan a study that lists heavy hitters and, for a histogram, then counts them."""
     limit = study.bytes_per_device or DEFAULT_BYTES
-    return _plan(study, _names(study, limit, 1, study.epsilon, study.delta))
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a study that lists heavy hitters and then counts them."""
-    return _plan(study, _histogram(study, study.bytes_per_device or DEFAULT_BYTES))
-
-
-def _plan(study: Study, design: ListDesign) -> Plan:
-    names = design.names
-    mechanism, detectable = (
-        names.mechanism,
-        check_threshold(study, names.mechanism, also=", bytes_per_device"),
-    )
+    design: ListDesign
+    if study.question == "histogram":
+        design = _histogram(study, limit)
+    else:
+        design = _names(study, limit, 1, study.epsilon, study.delta)
+    names, mechanism = design.names, design.names.mechanism
+    detectable = check_threshold(study, mechanism, also=", bytes_per_device")
     predicted: dict[str, Any] = {
         "detectable_count": detectable,
         **(
@@ -103,7 +93,9 @@ def _plan(study: Study, design: ListDesign) -> Plan:
             else histogram_errors(study, design.counts)
         ),
         "sampling_rate": mechanism.rate,
-        "keys_a_table_lists": round(names.target if names.partial else _capacity(names)),
+        "keys_a_table_lists": round(
+            names.target if names.partial else names.most_keys or names.most_sampled(mechanism.rate)
+        ),
         **traffic(design),
         **_costs(design, detectable),
         "rounds": names.rounds,
@@ -128,7 +120,7 @@ def list_errors(study: Study, mechanism: ListedAbove, detectable: int) -> dict[s
     each = mechanism.most_per_item
     variance = three / scale * (1 / mechanism.rate - 1)
     variance += (mechanism.noise_stddev / mechanism.rate) ** 2
-    missing = each * three * np.maximum(1 - three / (each * _devices(study)), 0)
+    missing = each * three * np.maximum(1 - three / (each * study.device_count), 0)
     return named_errors(with_sampling(np.sqrt(variance), missing, scale))
 
 
@@ -137,21 +129,21 @@ def histogram_errors(study: Study, counts: FrequencyDesign) -> dict[str, float]:
     errors = rehearse(counts, study).standard_error
     scale = 1 / (1 - study.expected_dropout)
     law = reference_law(errors.size)
-    missing = _devices(study) * study.items_per_device * law * (1 - law)
+    missing = study.device_count * study.items_per_device * law * (1 - law)
     errors = with_sampling(errors, missing, scale)
     return named_errors(errors[[-1, errors.size // 2, 0]])
 
 
-def named_errors(errors: npt.NDArray[np.float64]) -> dict[str, float]:
+def named_errors(errors: F64) -> dict[str, float]:
     names = ("standard_error", "standard_error_of_middle", "standard_error_of_largest")
     return dict(zip(names, errors.tolist(), strict=True))
 
 
-def three_counts(study: Study, detectable: float) -> npt.NDArray[np.float64]:
+def three_counts(study: Study, detectable: float) -> F64:
     """The detectable count, that of the middle one of all detectable items and the largest, if
     counts fall like the reference law over as many items as there are devices."""
-    law = reference_law(min(_devices(study), _MOST_RANKS))
-    counts = _devices(study) * study.items_per_device * law
+    law = reference_law(min(study.device_count, _MOST_RANKS))
+    counts = study.device_count * study.items_per_device * law
     detected = int(np.count_nonzero(counts >= detectable))
     return np.array([detectable, counts[detected // 2], counts[0]])
 
@@ -231,8 +223,7 @@ def promise(study: Study, design: ListDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     names = design.names
     mechanism = names.mechanism
-    description = "none"
-    assumptions = collusion_assumptions(names.secure)
+    description = ""
     if study.epsilon is not None:
         description = (
             f"items are sampled with probability {mechanism.rate:.4g}; "
@@ -250,11 +241,6 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         if design.counts is not None:
             scale = design.counts.parameters()["noise_scale"]
             description += f"; noise of scale {scale:.4f} on each cell of the counts' sketches"
-        assumptions += (
-            "devices' items do not depend on the study's public seed, which determines the hash "
-            "functions",
-            DROPOUTS,
-        )
     if names.secure is None:
         sees = "the collector sees each device's table"
     else:
@@ -269,7 +255,11 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         neighbours=ZERO_ITEMS,
         mechanism=description,
         sees=sees,
-        assumptions=assumptions,
+        secure=names.secure,
+        assumptions=(
+            "devices' items do not depend on the study's public seed, which determines the hash "
+            "functions",
+        ),
         influence=design.influence,
     )
 
@@ -304,7 +294,7 @@ def _open(study: Study, limit: int, parts: int) -> HeavyHitterDesign:
         rate = min(1.0, max(rate, 2 / study.threshold))
     return HeavyHitterDesign(
         keys=keys,
-        devices=_devices(study),
+        devices=study.device_count,
         rounds=study.round_count,
         rows=3,
         width=width,
@@ -360,7 +350,7 @@ def _private(
     )
     return HeavyHitterDesign(
         keys=keys,
-        devices=_devices(study),
+        devices=study.device_count,
         rounds=study.round_count,
         rows=sketch.rows,
         width=sketch.width,
@@ -405,20 +395,14 @@ class _Table:
         """The smallest sketch that lists `count` keys."""
         most_rows = MOST_ROWS if count < 1_000 else 6  # more rows only help small tables
         rows, width = capacity.sized(count, self.failure, most_rows=most_rows)
-        most = self.items if self.adaptive else min(self.items, count)  # insertions
-        count_bits = max(1, most.bit_length())
-        for check_bits in range(max(2, count_bits - 1), 45):
-            if count_bits + check_bits > 60:
-                break
-            sketch = InvertibleSketch(
-                keys=self.keys, rows=rows, width=width, count_bits=count_bits,
-                check_bits=check_bits, seed=0,
-            )  # fmt: skip
-            if sketch.wrong_keys(count, most) + sketch.collisions(count) <= self.failure:
-                return sketch
-        raise ImpossibleError(
-            "delta is too small to allow for misread keys", hint="raise delta, or use more rounds"
-        )
+        insertions = self.items if self.adaptive else min(self.items, count)
+        checked = checked_sketch(self.keys, rows, width, count, insertions, self.failure)
+        if checked is None:
+            raise ImpossibleError(
+                "delta is too small to allow for misread keys",
+                hint="raise delta, or use more rounds",
+            )
+        return checked[0]
 
     def bytes(self, count: int) -> int:
         sketch = self.sketch(count)
@@ -438,6 +422,30 @@ class _Table:
             if count <= best:
                 break
         return best
+
+
+def checked_sketch(
+    keys: Keys,
+    rows: int,
+    width: int,
+    count: int,
+    insertions: int,
+    allowed: float,
+    *,
+    value_bits: int = 0,
+) -> tuple[InvertibleSketch, float] | None:
+    """The sketch of `count` keys with the fewest bits that check for wrong keys, of which it may
+    list `allowed` on average, and the number that it does; None if a cell has no room for them."""
+    count_bits = max(1, insertions.bit_length())
+    for check_bits in range(max(2, count_bits - 1), min(44, 60 - value_bits - count_bits) + 1):
+        sketch = InvertibleSketch(
+            keys=keys, rows=rows, width=width, count_bits=count_bits, value_bits=value_bits,
+            check_bits=check_bits, seed=0,
+        )  # fmt: skip
+        wrong = sketch.wrong_keys(count, insertions) + sketch.collisions(count)
+        if wrong <= allowed:
+            return sketch, wrong
+    return None
 
 
 def _cell_bits(keys: Keys, most: int, check_bits: int) -> int:
@@ -466,7 +474,7 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
         None if epsilon is None else NAMES * epsilon,
         NAMES * study.delta,
     )
-    devices = _devices(study)
+    devices = study.device_count
     expected = max(1_000, round(devices * study.items_per_device / max(study.threshold or 1, 10)))
     rows = sizing.rows_for(expected, paper=study.paper_mode)
     cohort = -(-devices // study.round_count)
@@ -501,14 +509,9 @@ def _histogram(study: Study, limit: int) -> HistogramDesign:
     return HistogramDesign(names=names, counts=counts)
 
 
-def _devices(study: Study) -> int:
-    assert study.devices is not None  # plan() has checked
-    return study.devices
-
-
 def _items_of_a_round(study: Study) -> int:
     """An upper limit on the items that the devices of one round send."""
-    cohort = -(-_devices(study) // study.round_count)
+    cohort = -(-study.device_count // study.round_count)
     return most_in_round(cohort, masked=study.masked) * study.items_per_device
 
 
@@ -522,14 +525,10 @@ def _besides(study: Study) -> int:
         mechanism=NoNoise(),
         campaign="",
         cohort="",
-        devices=-(-_devices(study) // study.round_count),
+        devices=-(-study.device_count // study.round_count),
         items_per_device=1,
     )
     return secure_sum.bytes_of(task)[0] - task.message_bytes
-
-
-def _capacity(names: HeavyHitterDesign) -> int:
-    return names.most_keys or names.most_sampled(names.mechanism.rate)
 
 
 def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
@@ -541,11 +540,9 @@ def _too_small(limit: int, need: int, keys: Keys) -> ImpossibleError:
 
 
 def _warnings(study: Study, names: HeavyHitterDesign) -> list[str]:
-    warnings = round_warnings(study) if study.masked else []
+    warnings = common_warnings(study)
     if study.threshold is None and names.mechanism.epsilon is None:
         warnings.append("threshold is not set, so every item that is found will be listed")
-    if names.mechanism.epsilon is not None and study.delta > 1 / _devices(study):
-        warnings.append(delta_warning(study.delta, _devices(study)))
     if names.mechanism.rate < 1 and names.mechanism.epsilon is not None:
         warnings.append(
             f"tables have room for a share of {names.mechanism.rate:.3g} of the items; a larger "

@@ -7,8 +7,8 @@ releases those that reach a threshold (docs/proofs/listing.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from sfumato.questions.heavy_hitters.design import (
     digest_of,
 )
 from sfumato.questions.promise import COUNT
-from sfumato.questions.question import Participation, Plan, Seeded, draw_secret, public_seed
+from sfumato.questions.question import Participation, Plan
 from sfumato.sketch import ItemCounts, SparseTable, TextKeys, WordKeys
 from sfumato.spec import digest, later, require, spec
 
@@ -37,6 +37,7 @@ from sfumato.spec import digest, later, require, spec
 class ItemListDesign(ListDefaults):
     """A sized list of items that devices send themselves, for `ItemListCampaign`."""
 
+    algorithm: ClassVar[str] = "sparse"
     keys: TextKeys | WordKeys
     devices: int
     rounds: int
@@ -58,17 +59,9 @@ class ItemListDesign(ListDefaults):
         )
 
     @property
-    def algorithm(self) -> str:
-        return "sparse"
-
-    @property
     def influence(self) -> Influence:
         """Items of a report are different, and each counts once, unless copies count."""
         return Influence(of=COUNT, most=float(self.mechanism.most_per_item))
-
-    def with_seed(self, rng: Rng) -> Seeded:
-        seed = public_seed(rng)
-        return Seeded(replace(self, seed=seed), seed, draw_secret(rng))
 
     def campaign(
         self, plan: Plan, *, secret: bytes = b"", least: float = 0.0, **context: Any

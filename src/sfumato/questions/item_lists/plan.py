@@ -14,7 +14,7 @@ from sfumato.privacy import ListedAbove, best_list
 from sfumato.privacy.listing import without_promise
 from sfumato.questions import guarantees
 from sfumato.questions.costs import costs
-from sfumato.questions.frequencies.plan import delta_warning
+from sfumato.questions.frequencies.plan import common_warnings
 from sfumato.questions.heavy_hitters import plan as invertible
 from sfumato.questions.heavy_hitters.plan import (
     check_delta,
@@ -23,7 +23,7 @@ from sfumato.questions.heavy_hitters.plan import (
     list_errors,
 )
 from sfumato.questions.item_lists.design import ItemListDesign
-from sfumato.questions.promise import DROPOUTS, ZERO_ITEMS, device_promise
+from sfumato.questions.promise import ZERO_ITEMS, device_promise
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.threshold_sampling import plan as threshold_sampling
 from sfumato.study import Study
@@ -32,23 +32,14 @@ LONGEST_ITEM = 64  # bytes, unless the study says otherwise
 
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a list of heavy hitters: of the items themselves, unless the study asks for sketches."""
+    """Plan a list of heavy hitters, or a histogram: of the items themselves, unless the study asks
+    for sketches. Counts of items that devices send themselves are exact but for the noise on the
+    list, so a histogram of them needs no second table."""
     if study.algorithm == "threshold_sampling":
-        return threshold_sampling.plan(study, dictionary)
+        return threshold_sampling.plan(study)
     _check_keys(study)
     if _wants_sketches(study):
-        return invertible.plan(study, dictionary)
-    return _plan(study)
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan a histogram. Counts of items that devices send themselves are exact but for the noise
-    on the list, so they need no second table."""
-    if study.algorithm == "threshold_sampling":
-        return threshold_sampling.plan_histogram(study, dictionary)
-    _check_keys(study)
-    if _wants_sketches(study):
-        return invertible.plan_histogram(study, dictionary)
+        return invertible.plan(study)
     return _plan(study)
 
 
@@ -86,12 +77,11 @@ def _wants_sketches(study: Study) -> bool:
 
 
 def _plan(study: Study) -> Plan:
-    assert study.devices is not None  # planning has checked
     mechanism = _mechanism(study)
     cut, promise_text = _cut(study, mechanism)
     design = ItemListDesign(
         keys=keys_of(study, LONGEST_ITEM),
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         items_per_device=study.items_per_device,
         mechanism=mechanism,
@@ -118,9 +108,9 @@ def _plan(study: Study) -> Plan:
         **list_errors(study, mechanism, detectable),
         **traffic,
         **costs(
-            [(design.tasks()[0], study.devices)],
+            [(design.tasks()[0], study.device_count)],
             lookups=0,
-            items=study.devices / max(detectable, 1),
+            items=study.device_count / max(detectable, 1),
         ),
         "rounds": study.round_count,
         "assumes": "nothing about the data",
@@ -146,10 +136,9 @@ def _cut(study: Study, mechanism: ListedAbove) -> tuple[guarantees.Cut | None, s
     failure = study.failure_probability
     if failure is None:
         return None, ""
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
     with_counts = study.question == "histogram"
-    total = most_devices(study.devices) * study.items_per_device
+    total = most_devices(study.device_count) * study.items_per_device
 
     def best(threshold: float) -> guarantees.Cut:
         cut = guarantees.best_cut(mechanism, total, threshold)
@@ -190,19 +179,12 @@ def _mechanism(study: Study) -> ListedAbove:
 def promise(study: Study, design: ItemListDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
     mechanism = design.mechanism
-    description = "none"
-    assumptions: tuple[str, ...] = ()
+    description = ""
     if study.epsilon is not None:
         description = (
             f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on the count of each "
             f"item that a device sent; items with a noisy count below {mechanism.threshold} are "
             "not released"
-        )
-        assumptions = (
-            f"a device answers once, with at most {design.items_per_device} items, copies included"
-            if mechanism.copies
-            else "a device answers once, with different items, each of which counts once",
-            DROPOUTS,
         )
     return device_promise(
         study,
@@ -211,16 +193,17 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
         mechanism=description,
         sees="the collector sees each device's items; it is trusted to count them, to add the "
         "noise and to release only items above the threshold",
-        assumptions=assumptions,
+        assumptions=(
+            f"a device answers once, with at most {design.items_per_device} items, copies included"
+            if mechanism.copies
+            else "a device answers once, with different items, each of which counts once",
+        ),
         influence=design.influence,
     )
 
 
 def _warnings(study: Study) -> list[str]:
-    assert study.devices is not None  # planning has checked
-    warnings = []
+    warnings = common_warnings(study)
     if study.threshold is None and study.epsilon is None:
         warnings.append("threshold is not set, so every item that is found will be listed")
-    if study.epsilon is not None and study.delta > 1 / study.devices:
-        warnings.append(delta_warning(study.delta, study.devices))
     return warnings

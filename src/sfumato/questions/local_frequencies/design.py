@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,6 @@ from sfumato.questions.question import (
 )
 from sfumato.spec import digest, require, spec
 from sfumato.study import Study
-
-F64 = npt.NDArray[np.float64]
 
 NAMES = {
     "count_mean": "count mean sketch",
@@ -88,16 +86,13 @@ class LocalDefaults(QuestionDefaults, ABC):
     """Common to questions whose devices trust nobody."""
 
     __slots__ = ()
+    least_noise: ClassVar[None] = None
     devices: int
     records_per_device: int
 
     @property
     def items_per_device(self) -> int:
         return self.records_per_device
-
-    @property
-    def least_noise(self) -> None:
-        return None
 
     @abstractmethod
     def tasks(self) -> list[Any]:

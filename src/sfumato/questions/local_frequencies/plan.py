@@ -61,16 +61,6 @@ class Option:
     def oracle(self) -> str:
         return oracle_of(self.randomizer)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "oracle": self.oracle,
-            "rows": self.randomizer.rows,
-            "width": self.randomizer.width,
-            "standard_error": self.standard_error,
-            "bytes_per_report": self.record_bytes,
-            "table_bytes": self.table_bytes,
-        }
-
 
 def option(
     randomizer: Randomizer, *, items: int, records: int, collision_aware: bool = True
@@ -211,7 +201,6 @@ def _warnings(study: Study, items: int, predicted: dict[str, Any]) -> list[str]:
 
 def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     """The best design for a dictionary of `items`, with its predicted error and cost."""
-    assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
             "local privacy needs a finite epsilon: nobody is trusted with records without noise",
@@ -220,7 +209,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     if study.publish == "rounds":
         raise StudyError('publish = "rounds" is for trust = "central"; leave it out')
     per_device = study.daily_reports or 1
-    records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
+    records = study.answering() * per_device
     limit = study.bytes_per_device
     most = None if limit is None else (limit - HEADER_BYTES) // per_device
     name, rows, width = _named(study)
@@ -243,7 +232,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     design = LocalDesign(
         randomizer=best.randomizer,
         items=items,
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         records_per_device=per_device,
         aware=not study.paper_mode,
@@ -251,7 +240,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
     null = debias.Null(best.standard_error, records, best.randomizer.support)
     level = null.threshold(items)
     optimal = math.sqrt(debias.optimal_variance(study.epsilon) * records)
-    scale = study.devices * per_device / records  # a release counts all devices asked
+    scale = study.device_count * per_device / records  # a release counts all devices asked
     error = scale * best.standard_error
     law = reference_law(items)
     middle, largest = (_error_of(best, law[rank], records, scale) for rank in (items // 2, 0))
@@ -268,7 +257,7 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         "error_from_collisions": scale * math.sqrt(max(best.standard_error**2 - alone, 0.0)),
         "error_from_sampling": math.sqrt(scale * first * records * (1 - first) * (scale - 1)),
         "half_width_95": NormalDist().inv_cdf(0.975) * error,
-        "standard_error_share": error / study.devices,
+        "standard_error_share": error / study.device_count,
         "times_optimal_variance": (best.standard_error / optimal) ** 2,
         "significant_from": scale * level,
         "detectable_count": detectable,
@@ -341,12 +330,11 @@ def _error_of(best: Option, share: float, records: int, scale: float) -> float:
 def draw(study: Study, items: int) -> Any:
     """Plot the error against the size of the table for each oracle and for the plan's choice, after
     figure 4 of paper 004; returns the matplotlib figure."""
-    assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # checked by design()
     design, predicted = size(study, items)
     figure = pictures.figure(7.5, 5)
     axes = figure.add_subplot()
-    records, epsilon = study.devices, study.epsilon
+    records, epsilon = study.device_count, study.epsilon
 
     def curve(oracles: list[Randomizer], collision_aware: bool, label: str, **look: Any) -> None:
         errors = [
@@ -389,7 +377,7 @@ def draw(study: Study, items: int) -> Any:
     axes.set_xlabel("cells of the table")
     axes.set_ylabel("standard error of a rare item, devices")
     axes.set_title(
-        f"epsilon {study.epsilon:g}, {study.devices:,} devices, {items:,} items", loc="left"
+        f"epsilon {study.epsilon:g}, {study.device_count:,} devices, {items:,} items", loc="left"
     )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -400,13 +388,12 @@ def draw(study: Study, items: int) -> Any:
 def _check_target(study: Study, items: int, error: float) -> None:
     if study.target_error is None:
         return
-    assert study.devices is not None  # plan() has checked
     assert study.epsilon is not None  # checked by design()
     risk = study.failure_probability or sizing.RISK
-    share = NormalDist().inv_cdf(1 - risk / (2 * items)) * error / study.devices
+    share = NormalDist().inv_cdf(1 - risk / (2 * items)) * error / study.device_count
     if share > study.target_error:
         factor = share / study.target_error
-        enough = math.ceil(study.devices * min(factor, _LARGEST_FACTOR) ** 2)
+        enough = math.ceil(study.device_count * min(factor, _LARGEST_FACTOR) ** 2)
         more = f"ask {enough:,} devices, " if factor < _LARGEST_FACTOR else ""
         raise ImpossibleError(
             f"with epsilon {study.epsilon:g} and {study.devices:,} devices the largest error over "

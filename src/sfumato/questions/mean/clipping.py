@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
@@ -26,7 +25,6 @@ from sfumato.questions.mean.design import (
     MeanCampaign,
     MeanDesign,
     check_vectors,
-    total,
 )
 from sfumato.questions.promise import masked_influence
 from sfumato.questions.question import Dictionary, Participation, Plan, QuestionDefaults, Seeded
@@ -36,7 +34,6 @@ from sfumato.spec import digest, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-Bool = npt.NDArray[np.bool_]
 
 NORM_SHARE = 0.1  # of the budget, in 1/variance, for the counts of norms
 MISTAKE = 1e-3  # largest probability that any empty bin counts as one with devices
@@ -63,6 +60,7 @@ def norm_variance(multiplier: float, *, in_shares: bool) -> float:
 class ClippedMeanDesign(QuestionDefaults):
     """A mean of the same devices whose norms were counted before, for `ClippedMeanCampaign`."""
 
+    items_per_device: ClassVar[None] = None
     mean: MeanDesign  # in units of the clip, so that its own clip is 1
     bins: NormBins
     mechanism: Mechanism  # of the counts
@@ -97,10 +95,6 @@ class ClippedMeanDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return 1 + self.mean.tasks_per_device
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:
@@ -142,7 +136,7 @@ class ClippedMeanDesign(QuestionDefaults):
             mechanism=self.mechanism,
             campaign=digest(self),
             cohort=self.mean.cohort_names()[cohort],
-            devices=self.mean.devices_per_cohort,
+            devices=self.mean.cohort_devices,
             sparse=True,
         )
 
@@ -263,7 +257,7 @@ class ClippedMeanCampaign(Campaign):
         self.expect(answer.task.id)
         self._norms.append(answer)
         if len(self._norms) == self.design.mean.cohort_count:
-            clip, self.is_clear = self.design.clip_from(total(self._norms))
+            clip, self.is_clear = self.design.clip_from(NoisedSum.total(self._norms))
             self.mean = MeanCampaign(replace(self.design.mean, clip=clip), devices=self.devices)
 
 
@@ -273,5 +267,5 @@ def norm_mechanism(mean: MeanDesign, multiplier: float) -> Mechanism:
         return NoNoise()
     scale = math.sqrt(norm_variance(multiplier, in_shares=mean.secure is not None))
     if mean.secure is not None:
-        return mean.secure.noise(scale, mean.devices_per_cohort)
+        return mean.secure.noise(scale, mean.cohort_devices)
     return NoiseAtRelease(noise="gaussian", scale=scale)

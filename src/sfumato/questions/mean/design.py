@@ -14,11 +14,12 @@ import math
 import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.errors import DataError, ImpossibleError, SimulationWarning, SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import Influence, MeanRelease, NoisedSum
@@ -38,13 +39,7 @@ from sfumato.privacy import (
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.answers import answering_notes, check_finished
 from sfumato.questions.promise import masked_influence, round_up
-from sfumato.questions.question import (
-    EVERYBODY,
-    Dictionary,
-    Participation,
-    Plan,
-    QuestionDefaults,
-)
+from sfumato.questions.question import Dictionary, InCohorts, Participation, Plan
 from sfumato.sketch import VectorSketch
 from sfumato.sketch.dense import DenseSketch, median_variance, spread_of_squares, top
 from sfumato.sketch.vector import headroom
@@ -53,8 +48,6 @@ from sfumato.spec import digest, later, require, spec
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 Compression = Literal["adapt_norm", "adapt_tail", "fixed", "none"]
 
 ROWS = 15  # of a sketch that is decoded by means; as in the paper
@@ -79,7 +72,7 @@ PAPER_RISK = 0.05  # the paper's beta, unless a study has its own
 
 
 @spec("mean_design")
-class MeanDesign(QuestionDefaults):
+class MeanDesign(InCohorts):
     """A sized campaign for a mean, for `MeanCampaign`.
 
     *none* sends whole vectors; *fixed* sends a sketch of `most_cells`. *adapt_norm* asks for a tiny
@@ -90,6 +83,7 @@ class MeanDesign(QuestionDefaults):
     was enough. Every round costs privacy: with noise, whole vectors err less.
     """
 
+    items_per_device: ClassVar[None] = None
     compression: Compression
     dimensions: int
     devices: int
@@ -221,21 +215,6 @@ class MeanDesign(QuestionDefaults):
             return math.ceil(_CHECK / self.relative_error**2 / self.rows)
         return LEAST_WIDTH if self.paper_epsilon is not None else PILOT_WIDTH
 
-    @property
-    def devices_per_cohort(self) -> int:
-        return -(-self.devices // self.cohort_count)
-
-    def cohort_names(self) -> list[str]:
-        if self.cohort_count == 1:
-            return [EVERYBODY]
-        return [f"cohort {number}" for number in range(self.cohort_count)]
-
-    def cohorts(self) -> dict[str, float]:
-        return dict.fromkeys(self.cohort_names(), 1 / self.cohort_count)
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices_per_cohort
-
     def sketch(self, round: int, width: int) -> VectorSketch:
         """The sketch of a round, with its own hash functions and rounding that suits its noise."""
         clip, dense = self.clip, None
@@ -259,9 +238,9 @@ class MeanDesign(QuestionDefaults):
         cells = self.dimensions if dense is None else dense.cells
         multiplier, crowd = self.multiplier / math.sqrt(self.shares[round]), 1.0
         if self.secure is not None and multiplier:  # all shares together exceed the minimum
-            cohort = self.devices_per_cohort
+            cohort = self.cohort_devices
             crowd = max(1.0, self.secure.noise(1.0, cohort).stddev(cohort + 1))
-        length = longest(cells, self.devices_per_cohort, multiplier, crowd)
+        length = longest(cells, self.cohort_devices, multiplier, crowd)
         return VectorSketch(
             length=self.dimensions, clip=self.clip, bound=clip, scale=length / clip, dense=dense
         )
@@ -272,7 +251,7 @@ class MeanDesign(QuestionDefaults):
             return NoNoise()
         scale = self.multiplier * sketch.sensitivity(1).l2 / math.sqrt(self.shares[round])
         if self.secure is not None:
-            return self.secure.noise(scale, self.devices_per_cohort)
+            return self.secure.noise(scale, self.cohort_devices)
         return NoiseAtRelease(noise="gaussian", scale=scale)
 
     def task(self, round: int, width: int, cohort: int = 0) -> Task:
@@ -283,7 +262,7 @@ class MeanDesign(QuestionDefaults):
             mechanism=self.mechanism(round, sketch),
             campaign=digest(self),
             cohort=self.cohort_names()[cohort],
-            devices=self.devices_per_cohort,
+            devices=self.cohort_devices,
         )
 
     @property
@@ -294,10 +273,6 @@ class MeanDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return len(self.shares)
-
-    @property
-    def items_per_device(self) -> None:
-        return None
 
     @property
     def least_noise(self) -> float:
@@ -449,7 +424,7 @@ class MeanDesign(QuestionDefaults):
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)
-            cohort = self.devices_per_cohort
+            cohort = self.cohort_devices
             round = task.masked_round(cohort, PLACEHOLDER_NONCE).parameters(cohort)
             sizes |= {"cohort": cohort, "least_survivors": task.min_count}
             sizes |= {"neighbours": round.neighbours, "threshold": round.threshold}
@@ -581,7 +556,7 @@ class MeanCampaign(Campaign):
         self._sums.append(answer)
         if len(self._sums) < self.design.cohort_count:
             return
-        answer = total(self._sums)
+        answer = NoisedSum.total(self._sums)
         self._sums = []
         self.answers.append(answer)
         design, rounds = self.design, len(self.answers)
@@ -704,12 +679,6 @@ class MeanCampaign(Campaign):
             squared, _ = squared_norm(sketch.rounding.reals(answer.table), noise)
             error += (design.dimensions - 1) * squared / (sketch.cells * count**2)
         return (error + self._absence(count)) / design.dimensions
-
-
-def total(sums: list[NoisedSum]) -> NoisedSum:
-    """The sum over all cohorts, which have the same sketch."""
-    table: I64 = np.sum([part.table for part in sums], axis=0)
-    return NoisedSum(sums[0].task, table, sum(part.count for part in sums))
 
 
 def _sketch_of(answer: NoisedSum) -> VectorSketch:

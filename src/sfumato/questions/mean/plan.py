@@ -15,7 +15,7 @@ from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.accounting import SMOOTHING, gaussian_stddev
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.costs import costs
-from sfumato.questions.frequencies.plan import delta_warning, round_warnings, secure_of
+from sfumato.questions.frequencies.plan import common_warnings, secure_of
 from sfumato.questions.mean.clipping import NORM_SHARE, ClippedMeanDesign, norm_mechanism
 from sfumato.questions.mean.design import (
     BLOCKS,
@@ -30,11 +30,9 @@ from sfumato.questions.mean.design import (
     MeanDesign,
 )
 from sfumato.questions.promise import (
-    DROPOUTS,
     SEES_ALL,
     SEES_TABLES,
     ZERO_OUT,
-    collusion_assumptions,
     device_promise,
     sum_visibility,
 )
@@ -67,7 +65,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
 
 def with_norms(study: Study, mean: MeanDesign) -> ClippedMeanDesign:
     """The design with a first round for the clip. Its bins are as fine as the noise allows."""
-    mechanism, count = norm_mechanism(mean, _multiplier(study)), _respondents(study, mean)
+    mechanism, count = norm_mechanism(mean, _multiplier(study)), study.answering()
     for per_octave in _PER_OCTAVE:
         bins = NormBins(length=mean.dimensions, per_octave=per_octave)
         design = ClippedMeanDesign(mean=mean, bins=bins, mechanism=mechanism)
@@ -96,15 +94,13 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
     norms = question if isinstance(question, ClippedMeanDesign) else None
     design = question if isinstance(question, MeanDesign) else question.mean
     tasks = widest_tasks(design)
-    mechanism, assumptions = "none", collusion_assumptions(design.secure)
-    tables = SEES_ALL if study.epsilon is None else SEES_TABLES
+    mechanism, tables = "", SEES_ALL if study.epsilon is None else SEES_TABLES
     if study.epsilon is not None:
         first_tasks = [] if norms is None else [norms.norm_task()]
         spent = epsilon_of([task.loss for task in (*first_tasks, *tasks)], study.delta)
         kind = "discrete gaussian" if design.secure is None else "Skellam"
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
         clip = f"norm {design.clip:g}"
-        mechanism = ""
         if norms is not None:
             clip = "the clip"
             mechanism = (
@@ -126,13 +122,12 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
             others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
             mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
         mechanism += f", at a cost of epsilon {spent:.4f}"
-        assumptions += (DROPOUTS,)
     return device_promise(
         study,
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
         sees=tables if design.secure is None else sum_visibility(tasks[-1]),
-        assumptions=assumptions,
+        secure=design.secure,
         influence=question.influence,
     )
 
@@ -152,7 +147,6 @@ def widest_tasks(design: MeanDesign) -> list[Task]:
 
 
 def _size(study: Study) -> tuple[MeanDesign, list[str]]:
-    assert study.devices is not None  # plan() has checked
     if study.dimensions is None:
         raise StudyError("a plan of a mean needs the length of the vectors; set dimensions")
     limit, warnings = study.bytes_per_device, list[str]()
@@ -176,7 +170,7 @@ def _size(study: Study) -> tuple[MeanDesign, list[str]]:
     whole = MeanDesign(
         compression="none",
         dimensions=study.dimensions,
-        devices=study.devices,
+        devices=study.device_count,
         clip=1.0 if study.clip is None else study.clip,
         most_cells=study.dimensions,
         seed=0,
@@ -245,14 +239,10 @@ def _check_keys(study: Study, compression: Compression) -> None:
 
 def _compression(study: Study) -> Compression:
     """The study's compression, or the default for means."""
-    named: dict[str | None, Compression] = {
-        None: "adapt_norm",
-        "adapt_norm": "adapt_norm",
-        "adapt_tail": "adapt_tail",
-        "fixed": "fixed",
-        "none": "none",
-    }
-    return named[study.compression]  # Study refuses the others
+    named = study.compression or "adapt_norm"
+    assert named != "free_norm"  # Study refuses the two that only training has
+    assert named != "two_stage"
+    return named
 
 
 def _multiplier(study: Study) -> float:
@@ -337,10 +327,6 @@ def answering(design: MeanDesign) -> int:
     return max(1, math.floor(design.devices * (1 - dropout)))
 
 
-def _respondents(study: Study, design: MeanDesign) -> int:
-    return max(1, math.floor(design.devices * (1 - study.expected_dropout)))
-
-
 def _within(design: MeanDesign, limit: int, besides: int) -> MeanDesign:
     """The design with the largest sketches whose rounds together upload at most `limit` bytes, of
     which `besides` are not the mean's."""
@@ -367,7 +353,7 @@ def _upload(design: MeanDesign) -> int:
 
 
 def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
-    tasks, count = widest_tasks(design), _respondents(study, design)
+    tasks, count = widest_tasks(design), study.answering()
     round = len(design.shares) - 1
     width, small = design.first_width, _usual_width(design)
     if design.compression == "adapt_norm":
@@ -417,7 +403,7 @@ def _predict(study: Study, design: MeanDesign) -> dict[str, Any]:
 def _predict_clipped(study: Study, design: ClippedMeanDesign) -> dict[str, Any]:
     """The prediction for the mean in units of the clip, and the first round's traffic."""
     predicted, norms = _predict(study, design.mean), traffic([design.norm_task()])
-    longer = round(design.longer(_respondents(study, design.mean)))
+    longer = round(design.longer(study.answering()))
     unit = f"errors and norms are in units of the clip, and about {longer:,} vectors are longer"
     assumes = predicted["assumes"]
     predicted["assumes"] = f"{assumes}; {unit}"
@@ -437,10 +423,7 @@ def _noise_error(design: MeanDesign, round: int, width: int, count: int) -> floa
 
 
 def _warnings(study: Study, design: MeanDesign) -> list[str]:
-    assert study.devices is not None  # plan() has checked
-    warnings = round_warnings(study) if study.is_masked else []
-    if study.epsilon is not None and study.delta > 1 / study.devices:
-        warnings.append(delta_warning(study.delta, study.devices))
+    warnings = common_warnings(study)
     noise = _noise_error(design, len(design.shares) - 1, 0, answering(design))
     if study.epsilon is not None and noise > design.clip:
         warnings.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,16 +39,13 @@ NAMES = {
 class WordDesign(LocalDefaults):
     """A sized search for new words."""
 
+    rounds: ClassVar[int] = 1
     discoverer: Discoverer
     devices: int
     records_per_device: int = 1
 
     def check(self) -> None:
         require.at_least(1, devices=self.devices, records_per_device=self.records_per_device)
-
-    @property
-    def rounds(self) -> int:
-        return 1
 
     @property
     def influence(self) -> Influence:

@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from sfumato.arrays import F64
 from sfumato.flow.word_discovery import PASSES, FragmentPuzzle, PrefixExtension
 from sfumato.privacy import Randomizer, debias
 from sfumato.sketch.absent import coin_limit
 
-F64 = npt.NDArray[np.float64]
 Limits: TypeAlias = tuple[F64, F64]
 Search: TypeAlias = FragmentPuzzle | PrefixExtension
 

@@ -40,16 +40,17 @@ _MOST_DEVICES = 1 << 40
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a search for words outside the dictionary, by prefixes or by the paper's puzzle."""
-    assert study.devices is not None  # planning has checked
     if study.epsilon is None:
         raise StudyError(
             "local privacy needs a finite epsilon: nobody is trusted with records without noise"
         )
     per_device = study.daily_reports or 1
-    total = study.devices * per_device
-    records = max(1, math.floor(study.devices * (1 - study.expected_dropout))) * per_device
+    total = study.device_count * per_device
+    records = study.answering() * per_device
     search = _search(study, records)
-    design = WordDesign(discoverer=search, devices=study.devices, records_per_device=per_device)
+    design = WordDesign(
+        discoverer=search, devices=study.device_count, records_per_device=per_device
+    )
     final = search.word if isinstance(search, FragmentPuzzle) else search.prefix
     last = records if isinstance(search, FragmentPuzzle) else records / len(search.lengths)
     scale = total / last  # to all records asked for, of every length
@@ -65,13 +66,13 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     predicted = {
         **errors,
         "half_width_95": NormalDist().inv_cdf(0.975) * rare,
-        "standard_error_share": rare / study.devices,
+        "standard_error_share": rare / study.device_count,
         "significant_from": scale * stages(search)[-1].height(records),
         "detectable_count": count,
         "bytes_per_report": search.record_bytes,
         "bytes_per_device": HEADER_BYTES + per_device * search.record_bytes,
         **costs(
-            [(design.tasks()[0], study.devices)],
+            [(design.tasks()[0], study.device_count)],
             lookups=_lookups(search, records),
             items=records / max(count, 1.0),
         ),

@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64, U64, Bool
 from sfumato.errors import SpecError
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, Influence, NoisedSum
@@ -40,25 +40,24 @@ from sfumato.privacy.noise import noise_parameters
 from sfumato.questions.answers import check_finished, detectable_note, discovered_release
 from sfumato.questions.heavy_hitters.design import items_with_keys
 from sfumato.questions.promise import COUNT, masked_influence
-from sfumato.questions.question import (
-    EVERYBODY,
-    Dictionary,
-    Participation,
-    Plan,
-    QuestionDefaults,
-)
+from sfumato.questions.question import Dictionary, InCohorts, Participation, Plan
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot, WordKeys, refine
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import BYTES, Codes, Prefix, check_alphabet, codes_of, words_of
+from sfumato.sketch.words import (
+    BYTES,
+    Codes,
+    Prefix,
+    check_alphabet,
+    codes_of,
+    endings,
+    extend,
+    words_of,
+)
 from sfumato.spec import digest, later, require, spec
 
 if TYPE_CHECKING:  # the layers above
     from sfumato.simulation.population import Population
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 
 MOST_CANDIDATES = 5_000_000  # largest number of prefixes to estimate at a level
 FAMILY = 0.05  # probability that any word is listed that no device holds
@@ -69,7 +68,7 @@ _STANDARD = NormalDist()
 
 
 @spec("prefix_design")
-class PrefixDesign(QuestionDefaults):
+class PrefixDesign(InCohorts):
     """A sized search for words, for `PrefixCampaign`.
 
     Claim: all levels together are (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of`
@@ -87,6 +86,7 @@ class PrefixDesign(QuestionDefaults):
         (`absent_limit`).
     """
 
+    items_per_device: ClassVar[int] = 1
     alphabet: str
     lengths: tuple[int, ...]  # of prefixes, one per level; the last is the length of words
     devices: int  # at every level
@@ -170,24 +170,9 @@ class PrefixDesign(QuestionDefaults):
             sketch=sketch,
             mechanism=self.mechanism,
             campaign=digest(self),
-            cohort=self._name(cohort),
+            cohort=self.cohort_names()[cohort],
             devices=self.cohort_devices,
         )
-
-    def _name(self, cohort: int) -> str:
-        return EVERYBODY if self.cohort_count == 1 else f"cohort {cohort}"
-
-    @property
-    def cohort_devices(self) -> int:
-        """The number of devices in a cohort."""
-        return -(-self.devices // self.cohort_count)
-
-    def cohorts(self) -> dict[str, float]:
-        names = map(self._name, range(self.cohort_count))
-        return dict.fromkeys(names, 1 / self.cohort_count)
-
-    def cohort_size(self, task: Task) -> float:
-        return self.devices / self.cohort_count
 
     @property
     def task_count(self) -> int:
@@ -204,10 +189,6 @@ class PrefixDesign(QuestionDefaults):
     @property
     def tasks_per_device(self) -> int:
         return self.rounds
-
-    @property
-    def items_per_device(self) -> int:
-        return 1
 
     @property
     def influence(self) -> Influence:
@@ -387,9 +368,9 @@ class PrefixCampaign(Campaign):
         self.expect(answer.task.id)
         self._parts.append(answer)
         if len(self._parts) == self.design.cohort_count:
-            tables, count = [part.table for part in self._parts], sum(p.count for p in self._parts)
+            level = NoisedSum.total(self._parts)
             self._parts = []
-            self._read_level(NoisedSum(answer.task, np.sum(tables, axis=0), count))
+            self._read_level(level)
 
     def _read_level(self, answer: NoisedSum) -> None:
         """Keep the significant prefixes of a level, given the sum over all cohorts."""
@@ -436,33 +417,6 @@ class PrefixCampaign(Campaign):
         many = endings(length - rows.shape[1], self.design.radix)
         sizes = np.where(rows[places, -1] != 0, many, 1)
         return places[np.cumsum(sizes) <= self.design.most_candidates]
-
-
-def extend(rows: Codes, more: int, symbols: int) -> Codes:
-    """Every row with every ending of `more` codes, padding at the end only; in the rows' order.
-
-    A complete word only gets padding, and the empty word is left out.
-
-    >>> extend(np.array([[2, 1], [1, 0]], dtype=np.uint16), 1, 3).tolist()
-    [[2, 1, 0], [2, 1, 1], [2, 1, 2], [1, 0, 0]]
-    """
-    for _ in range(more):
-        live = rows[:, -1] != 0 if rows.shape[1] else np.ones(rows.shape[0], dtype=np.bool_)
-        sizes = np.where(live, symbols, 1)
-        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        code = (np.arange(starts.size) - starts).astype(np.uint16)
-        rows = np.column_stack([np.repeat(rows, sizes, axis=0), code])
-        rows = rows[rows[:, 0] != 0] if rows.shape[1] == 1 else rows
-    return rows
-
-
-def endings(more: int, symbols: int) -> int:
-    """The number of endings of `more` codes for a word that is not complete.
-
-    >>> endings(2, 3)  # none, a, b, aa, ab, ba, bb
-    7
-    """
-    return sum((symbols - 1) ** letters for letters in range(more + 1))
 
 
 def _read(design: PrefixDesign, level: int, answer: NoisedSum, values: I64) -> _Reading:

@@ -31,9 +31,8 @@ from sfumato.questions.frequencies.plan import (
     READINGS,
     REFERENCE_EXPONENT,
     SMALLEST_WIDTH,
-    delta_warning,
+    common_warnings,
     reference_law,
-    round_warnings,
     secure_of,
 )
 from sfumato.questions.heavy_hitters.plan import named_errors, three_counts
@@ -43,19 +42,16 @@ from sfumato.questions.prefix_search.design import (
     Level,
     PrefixDesign,
     detectable_count,
-    endings,
     noise_level,
 )
 from sfumato.questions.promise import (
-    DROPOUTS,
     ZERO_OUT,
-    collusion_assumptions,
     device_promise,
     sum_visibility,
 )
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.sketch import CountSketch, Norms, OneHot
-from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet
+from sfumato.sketch.words import BYTES, LONGEST_WORD, check_alphabet, endings
 from sfumato.study import Study, require
 
 ROWS = 5
@@ -67,7 +63,6 @@ _TRIES = 4  # the number of rounds and the bytes of each depend on each other
 
 def plan(study: Study, dictionary: Dictionary | None) -> Plan:
     """Plan a search for words under secure sums."""
-    assert study.devices is not None  # planning has checked
     limit = study.bytes_per_device or (ANY_TEXT_BYTES if study.alphabet is None else DEFAULT_BYTES)
     try:
         design = _fit(study, limit)
@@ -80,10 +75,10 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             ) from problem
         design = _fit(study, enough)
     predicted = predict(design)
-    scale = study.devices / max(1, int(study.devices * (1 - study.expected_dropout)))
+    scale = study.device_count / study.answering()
     detectable = predicted.pop("detectable")
     three = three_counts(study, detectable)
-    missing = three * np.maximum(1 - three / study.devices, 0)
+    missing = three * np.maximum(1 - three / study.device_count, 0)
     errors = with_sampling(np.full(3, predicted.pop("standard_error")), missing, scale)
     return Plan(
         study=study,
@@ -95,7 +90,7 @@ def plan(study: Study, dictionary: Dictionary | None) -> Plan:
             **predicted,
         },
         privacy=promise(study, design),
-        warnings=tuple(_warnings(study)),
+        warnings=tuple(common_warnings(study)),
     )
 
 
@@ -106,7 +101,7 @@ def algorithm(design: PrefixDesign) -> str:
 
 def promise(study: Study, design: PrefixDesign) -> Privacy:
     """The privacy statement of a search, which holds for all of its releases."""
-    mechanism, assumptions = "none", collusion_assumptions(design.secure)
+    mechanism = ""
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseInShares)  # a finite epsilon has noise
@@ -116,13 +111,12 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
             f"Skellam noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
             f"{spent:.4f} in {rounds} of all devices"
         )
-        assumptions += (DROPOUTS,)
     return device_promise(
         study,
         neighbours=ZERO_OUT.format("tables become"),
         mechanism=mechanism,
         sees=sum_visibility(design.task(design.rounds - 1)),
-        assumptions=assumptions,
+        secure=design.secure,
         influence=design.influence,
     )
 
@@ -155,9 +149,8 @@ def _fit(study: Study, limit: int) -> PrefixDesign:
 
 
 def _size(study: Study, bytes_per_round: int) -> PrefixDesign:
-    assert study.devices is not None  # plan() has checked
     return sized(
-        devices=study.devices,
+        devices=study.device_count,
         length=study.word_length or LONGEST_WORD,
         bytes_per_round=bytes_per_round,
         epsilon=study.epsilon,
@@ -175,14 +168,6 @@ def _besides(design: PrefixDesign) -> int:
     return secure_sum.bytes_of(task)[0] - task.message_bytes
 
 
-def _warnings(study: Study) -> list[str]:
-    assert study.devices is not None  # plan() has checked
-    warnings = round_warnings(study)
-    if study.epsilon is not None and study.delta > 1 / study.devices:
-        warnings.append(delta_warning(study.delta, study.devices))
-    return warnings
-
-
 def sized(
     *,
     devices: int,
@@ -194,9 +179,7 @@ def sized(
     alphabet: str = BYTES,
     items_per_device: int = 1,
     cohort_count: int = 1,
-    rows: int = ROWS,
     seed: int = 0,
-    false_prefixes: float = 20.0,
     most_candidates: int = MOST_CANDIDATES,
 ) -> PrefixDesign:
     """The search with the fewest levels that `most_candidates` allows, and its noise.
@@ -222,17 +205,16 @@ def sized(
         first += 1
     cohort = -(-devices // cohort_count)
     for levels in range(1, length - first + 2):
-        noise = _noise(rows * levels, cohort, secure, epsilon, delta, exact=False)
+        noise = _noise(ROWS * levels, cohort, secure, epsilon, delta, exact=False)
         start = PrefixDesign(
             alphabet=alphabet,
             lengths=(first,),
             devices=devices,
-            rows=rows,
+            rows=ROWS,
             width=SMALLEST_WIDTH,
             seed=seed,
             mechanism=noise,
             secure=secure,
-            false_prefixes=false_prefixes,
             most_candidates=most_candidates,
             cohort_count=cohort_count,
         )

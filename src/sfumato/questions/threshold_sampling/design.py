@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64, U64
 from sfumato.flow.campaign import Campaign
 from sfumato.flow.release import CountRelease, NoisedSum
 from sfumato.flow.secure_sum import SecureSum, parameters_of, sum_task
@@ -31,15 +31,13 @@ from sfumato.sketch import CountSketch, InvertibleSketch, SampledTables, TextKey
 from sfumato.sketch.keys import limbs
 from sfumato.spec import digest, require, spec
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-
 
 @spec("threshold_sampling_design")
 class ThresholdSamplingDesign(ListDefaults):
     """A sized majority of threshold samples, for `ThresholdSamplingCampaign`."""
 
+    algorithm: ClassVar[str] = "threshold_sampling"
+    has_secret: ClassVar[bool] = False
     keys: TextKeys | WordKeys
     devices: int
     rounds: int
@@ -67,14 +65,6 @@ class ThresholdSamplingDesign(ListDefaults):
             "names and counts must have the same secure sum; they differ",
         )
         _ = self.sketch(0)  # checks the sizes
-
-    @property
-    def algorithm(self) -> str:
-        return "threshold_sampling"
-
-    @property
-    def has_secret(self) -> bool:
-        return False
 
     @property
     def mechanism(self) -> ListedAbove:

@@ -15,24 +15,20 @@ from sfumato.questions import guarantees
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.design import FrequencyDesign, Mode
-from sfumato.questions.frequencies.plan import round_warnings, secure_of
+from sfumato.questions.frequencies.plan import common_warnings, secure_of
 from sfumato.questions.heavy_hitters.design import most_in_round, most_sampled
 from sfumato.questions.heavy_hitters.plan import (
     LONGEST_ITEM,
+    checked_sketch,
     histogram_errors,
     keys_of,
     named_errors,
     three_counts,
 )
-from sfumato.questions.promise import (
-    ZERO_ITEMS,
-    collusion_assumptions,
-    device_promise,
-    sum_visibility,
-)
-from sfumato.questions.question import Dictionary, Plan
+from sfumato.questions.promise import ZERO_ITEMS, device_promise, sum_visibility
+from sfumato.questions.question import Plan
 from sfumato.questions.threshold_sampling.design import ThresholdSamplingDesign
-from sfumato.sketch import InvertibleSketch, TextKeys, WordKeys, capacity
+from sfumato.sketch import capacity
 from sfumato.sketch.sampled import UNITS
 from sfumato.study import Study
 
@@ -44,21 +40,12 @@ repetitions outvote. Nothing private depends on it, as on the 2**-40 of `heavy_h
 _WRONG = 0.01  # share of the failure for wrong keys
 
 
-def plan(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan ApproxHH: paper 001's algorithm 2."""
-    return _plan(study, with_counts=False)
-
-
-def plan_histogram(study: Study, dictionary: Dictionary | None) -> Plan:
-    """Plan ApproxHist: paper 001's algorithm 3."""
-    return _plan(study, with_counts=True)
-
-
-def _plan(study: Study, *, with_counts: bool) -> Plan:
+def plan(study: Study) -> Plan:
+    """Plan ApproxHH, or for a histogram ApproxHist: paper 001's algorithms 2 and 3."""
     _check(study)
-    assert study.devices is not None  # planning has checked
+    with_counts = study.question == "histogram"
     assert study.threshold is not None  # checked
-    cohort = -(-study.devices // study.round_count)
+    cohort = -(-study.device_count // study.round_count)
     items = most_in_round(cohort, masked=study.masked) * study.items_per_device
     failure = study.failure_probability
     if failure is None and study.repetitions is None:
@@ -76,7 +63,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         counts, of_counts = _counts(study, rounds, part or FAILURE / 2)
     bound = min(1.0, of_names + of_counts)
     promise = ""
-    warnings = round_warnings(study) if study.masked else []
+    warnings = common_warnings(study)
     if bound < 1 and (failure is None or bound <= failure):
         promise = promise_of(study, bound, with_counts=with_counts)
     elif study.paper_mode:
@@ -94,7 +81,7 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         )
     design = ThresholdSamplingDesign(
         **names,
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         seed=0,
         items_per_device=study.items_per_device,
@@ -118,13 +105,15 @@ def _plan(study: Study, *, with_counts: bool) -> Plan:
         "detectable_count": design.detectable(1 - study.expected_dropout),
         **({"failure_probability": bound} if promise else {}),
         **_errors(study, design),
-        "keys_a_table_lists": _most_keys(design, items),
+        "keys_a_table_lists": most_sampled(
+            items, 1 / design.sampling_threshold, tail_bits=_TAIL_BITS
+        ),
         "words": -(-design.task(0).message_bits // WORD_BITS),
         "least_order_of_words": least,
         **traffic,
         **costs(
             [
-                (design.task(number), study.devices // study.round_count)
+                (design.task(number), study.device_count // study.round_count)
                 for number in range(study.round_count)
             ],
             lookups=0,
@@ -184,7 +173,6 @@ def promise_of(study: Study, failure: float, *, with_counts: bool) -> str:
 
 def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, Any], float]:
     """Sizes of the tables for at most `items` copies in a round, and a bound on their failure."""
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
     threshold, rounds = study.threshold, study.round_count
     total = float(items * rounds)
@@ -194,7 +182,7 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
     repetitions = study.repetitions
     rows, width = capacity.sized(most, guarantees.UNREAD / 2)
     if study.paper_mode:
-        cohort = -(-study.devices // rounds)
+        cohort = -(-study.device_count // rounds)
         paper = guarantees.PaperSizes(
             items=cohort * study.items_per_device,
             rounds=rounds,
@@ -220,10 +208,15 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
         value_bits = (
             UNITS * (math.ceil(sampling * most_sampled(items, rate)) + items)
         ).bit_length()
-    sketch, wrong = _sketch(
-        keys, rows, width, most, most_sampled(items, rate), value_bits,
-        _WRONG * (failure or FAILURE) / (repetitions * rounds),
+    checked = checked_sketch(
+        keys, rows, width, most, most_sampled(items, rate),
+        _WRONG * (failure or FAILURE) / (repetitions * rounds), value_bits=value_bits,
     )  # fmt: skip
+    if checked is None:
+        raise ImpossibleError(
+            "a cell has no room for checks against wrong keys", hint="use more rounds"
+        )
+    sketch, wrong = checked
     unread = 2.0**-_TAIL_BITS + capacity.failure_bound(most, rows, width) + wrong
     bound = guarantees.list_failure(
         total, threshold, sampling_threshold=sampling, repetitions=repetitions, unread=unread,
@@ -237,42 +230,15 @@ def _names(study: Study, items: int, failure: float | None) -> tuple[dict[str, A
     return sizes, bound
 
 
-def _sketch(
-    keys: TextKeys | WordKeys,
-    rows: int,
-    width: int,
-    most: int,
-    insertions: int,
-    value_bits: int,
-    allowed: float,
-) -> tuple[InvertibleSketch, float]:
-    """A table with enough check bits, and its expected number of wrong keys."""
-    count_bits = max(1, insertions.bit_length())
-    for check_bits in range(max(2, count_bits - 1), 45):
-        if value_bits + count_bits + check_bits > 60:
-            break
-        sketch = InvertibleSketch(
-            keys=keys, rows=rows, width=width, count_bits=count_bits, value_bits=value_bits,
-            check_bits=check_bits, seed=0,
-        )  # fmt: skip
-        wrong = sketch.wrong_keys(most, insertions) + sketch.collisions(most)
-        if wrong <= allowed:
-            return sketch, wrong
-    raise ImpossibleError(
-        "a cell has no room for checks against wrong keys", hint="use more rounds"
-    )
-
-
 def _counts(
     study: Study, rounds: guarantees.Rounds, failure: float
 ) -> tuple[FrequencyDesign, float]:
     """The sketch of all items, and a bound on the chance that a listed count errs by more than the
     threshold."""
-    assert study.devices is not None  # planning has checked
     assert study.threshold is not None  # checked
     rows, width = guarantees.sketch_for(rounds, study.threshold, failure)
     if study.paper_mode:
-        cohort = -(-study.devices // study.round_count)
+        cohort = -(-study.device_count // study.round_count)
         paper = guarantees.PaperSizes(
             items=cohort * study.items_per_device,
             rounds=study.round_count,
@@ -284,7 +250,7 @@ def _counts(
     design = FrequencyDesign(
         mode=mode,
         items=max(1, math.ceil(rounds.total / max(guarantees.LIGHT * study.threshold, 1.0))),
-        devices=study.devices,
+        devices=study.device_count,
         rounds=study.round_count,
         rows=rows,
         width=width,
@@ -311,10 +277,6 @@ def _errors(study: Study, design: ThresholdSamplingDesign) -> dict[str, float]:
     return named_errors(with_sampling(np.sqrt(variance), missing, 1 / answering))
 
 
-def _most_keys(design: ThresholdSamplingDesign, items: int) -> int:
-    return most_sampled(items, 1 / design.sampling_threshold, tail_bits=_TAIL_BITS)
-
-
 def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
     assert study.epsilon is None  # planning has checked: there is no mechanism
     sees = "the collector sees each device's table"
@@ -324,8 +286,8 @@ def _privacy(study: Study, design: ThresholdSamplingDesign) -> Privacy:
         study,
         exact="names and counts",
         neighbours=ZERO_ITEMS,
-        mechanism="none",
+        mechanism="",
         sees=sees + "; everybody sees the names that are in at least half of the lists",
-        assumptions=collusion_assumptions(design.secure),
+        secure=design.secure,
         influence=design.influence,
     )

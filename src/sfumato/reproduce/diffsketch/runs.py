@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.kernels import F64
+from sfumato.arrays import F64
 from sfumato.privacy.accounting import epsilon_of
 from sfumato.reproduce.diffsketch.data import BATCH, DELTA, RATIO, Quantised, Size, Task
 from sfumato.reproduce.panels import brief, standard_error

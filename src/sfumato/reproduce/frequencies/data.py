@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from sfumato.arrays import F64, I64
 from sfumato.errors import DataError
-from sfumato.kernels import F64, I64
 from sfumato.questions.sizing import RISK, rows_for
 from sfumato.reproduce.files import find_file, read_arrays
 

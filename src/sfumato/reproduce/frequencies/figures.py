@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sfumato.kernels import F64, Bool
+from sfumato.arrays import F64, Bool
 from sfumato.questions import sizing
 from sfumato.reproduce.frequencies import data
 from sfumato.reproduce.frequencies.data import LAW_ITEMS, LAW_ROWS, ROUNDS, Source

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U64
 from sfumato.flow.release import NoisedSum
-from sfumato.kernels import F64, I64, U64
 from sfumato.privacy import NoNoise
 from sfumato.questions import sizing
 from sfumato.questions.frequencies.design import FrequencyDesign, width_from_pilot

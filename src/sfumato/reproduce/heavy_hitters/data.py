@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sfumato.kernels import F64, I64, U64
+from sfumato.arrays import F64, I64, U64
 from sfumato.reproduce.files import find_file, read_arrays
 from sfumato.sketch import IntegerKeys, Keys, TextKeys, WordKeys
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.kernels import F64
+from sfumato.arrays import F64
 from sfumato.planning import plan
 from sfumato.questions import guarantees
 from sfumato.reproduce.frequencies.runs import item_points

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sfumato import kernels
+from sfumato.arrays import F64, I64, U64
 from sfumato.flow.release import NoisedSum
-from sfumato.kernels import F64, I64, U64
 from sfumato.privacy import SeededRng
 from sfumato.privacy.listing import without_promise
 from sfumato.questions.heavy_hitters.design import (

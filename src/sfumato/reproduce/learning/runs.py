@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sfumato.arrays import F64
 from sfumato.errors import SfumatoError
-from sfumato.kernels import F64
 from sfumato.privacy.accounting import epsilon_of
 from sfumato.reproduce.learning.data import Printed, Workload
 from sfumato.reproduce.panels import standard_error

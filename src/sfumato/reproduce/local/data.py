@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sfumato.arrays import F64, I64, U16
 from sfumato.errors import DataError
-from sfumato.kernels import F64, I64, U16
 from sfumato.privacy import CountMeanSketch, HadamardCountMeanSketch
 from sfumato.reproduce.files import find_file, read_arrays
 from sfumato.reproduce.frequencies.data import power_law_shares

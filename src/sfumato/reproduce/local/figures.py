@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sfumato.arrays import F64, I64
 from sfumato.flow.word_discovery import DiscoveredWords
-from sfumato.kernels import F64, I64
 from sfumato.privacy import CountMeanSketch, HashedResponse, Randomizer, debias
 from sfumato.privacy.debias import LocalEstimates
 from sfumato.privacy.randomizers import in_epoch

@@ -17,8 +17,9 @@ from statistics import NormalDist
 import numpy as np
 
 from sfumato import hashing
+from sfumato.arrays import F64, I64, U64
 from sfumato.flow.word_discovery import DiscoveredWords, FragmentPuzzle, PrefixExtension
-from sfumato.kernels import F64, I64, U64, local
+from sfumato.kernels import local
 from sfumato.privacy import (
     CountMeanSketch,
     DirectResponse,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from collecting import KEY, Clock, open_task, upload
+from sfumato.arrays import U64
 from sfumato.collector import studies
 from sfumato.collector.backup import backup, restore
 from sfumato.collector.store.store import Store, StudyRow
@@ -22,7 +23,7 @@ from sfumato.device.private import privatiser
 from sfumato.flow.release import CountRelease
 from sfumato.flow.report import Report
 from sfumato.privacy import PlannedLoss, SystemRng
-from sfumato.privacy.samplers import U64, SecretRng, log_mass
+from sfumato.privacy.samplers import SecretRng, log_mass
 from sfumato.questions.heavy_hitters import design as sketches
 from sfumato.questions.item_lists import design as items
 from sfumato.spec import from_json
