@@ -81,7 +81,11 @@ def run(settings: Settings) -> Iterator[Line]:
                     NAME,
                     label,
                     settings,
-                    sizes={**case.keys, "items": case.items},
+                    sizes={
+                        name: value
+                        for name, value in {**case.keys, "items": case.items}.items()
+                        if value != float("inf")  # JSON has no such number
+                    },
                     seeds=[0, repetitions],
                     repetitions=repetitions,
                     **result,
