@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from benchmarks.lines import ROOT, Line, Settings, line, markdown
 from benchmarks.speed.server import TINY, WITHIN, Case, label_of, training, values
@@ -120,6 +121,7 @@ def _measure(quick: bool, place: int, algorithm: str, repetitions: int) -> dict[
     if isinstance(data, np.ndarray) and data.ndim == 1:
         data = data.tolist()
     answer: Any = simulate if study.training is None else train
+    torch.set_num_threads(1)  # threads that wait for each other take processor time
     seconds = []
     for number in range(repetitions + 1):
         started = time.process_time()
