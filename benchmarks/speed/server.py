@@ -48,6 +48,12 @@ class Case:
     items: int = 0  # listed by the study; 0 for an open domain
 
 
+def training(model: str, *, devices: int, cohort: int, rounds: int, **keys: Any) -> dict[str, Any]:
+    """The keys of a study of training, whose clients have one batch of examples each."""
+    study = {"devices": devices, "rounds": rounds, "clip": 1.0, "epsilon": 8.0, **keys}
+    return study | {"training": {"model": model, "cohort": cohort}}
+
+
 CASES = (
     Case("frequencies/central", {"devices": 2_000}, items=10_000),
     Case("frequencies/local", {"devices": 20_000, "epsilon": 4.0}, items=1_000),
@@ -58,6 +64,8 @@ CASES = (
     Case("new_words/local", {"devices": 10_000, "epsilon": 6.0, "word_length": 5}),
     Case("mean/central", {"devices": 300, "dimensions": 20_000, "clip": 1.0}),
     Case("mean/secure", {"devices": 60, "dimensions": 20_000, "clip": 1.0}),
+    Case("train/secure", training("softmax", devices=120, cohort=60, rounds=2)),
+    Case("train/secure", training("mlp", devices=60, cohort=30, rounds=2, compression="none")),
 )
 TINY = (
     Case("frequencies/central", {"devices": 60}, items=50),
@@ -78,9 +86,14 @@ def run(settings: Settings) -> Iterator[Line]:
         comparison = compare(study, items=names or None)
         for each in comparison.possible:
             assert each.plan is not None  # it is possible
-            label = f"{case.name}/{each.algorithm or 'only'}"
+            label = f"{case.name}/{label_of(case, each.algorithm)}"
             if settings.wants(case.name) or settings.wants(label):
                 yield _measure(case, label, each.plan, settings)
+
+
+def label_of(case: Case, algorithm: str) -> str:
+    model = case.keys.get("training", {}).get("model", "")
+    return f"{algorithm or 'only'} {model}".rstrip()
 
 
 def _measure(case: Case, label: str, planned: Plan, settings: Settings) -> Line:
@@ -93,6 +106,8 @@ def _measure(case: Case, label: str, planned: Plan, settings: Settings) -> Line:
         tracemalloc.stop()
     seconds = [_work(planned, seed=number)[0] for number in range(repetitions)]
     predicted = {name: planned.predicted[name] for name in ("server_seconds", "server_bytes")}
+    if planned.study.training is not None:
+        memory = 0  # not measured: it is PyTorch's, which tracemalloc does not see
     measured = {"server_seconds": median(seconds), "server_bytes": memory}
     return line(
         NAME,
@@ -152,6 +167,8 @@ def _work(planned: Plan, *, seed: int) -> tuple[float, int]:
         rounds += 1
         started, before = time.process_time(), watch.seconds
         share = round(question.cohort_size(task))  # type: ignore[attr-defined]  # all designs have it
+        if planned.study.training is not None:
+            share = task.max_count - 1
         cohort = np.resize(
             np.roll(holdings, -len(tasks) * share, axis=0), (share, *holdings.shape[1:])
         )
@@ -230,8 +247,9 @@ def values(planned: Plan, seed: int) -> npt.NDArray[Any]:
     """What each device holds: an item of the law that plans assume, or a vector."""
     study, chance = planned.study, np.random.default_rng(seed)
     assert study.devices is not None  # cases set it
-    if study.dimensions is not None:
-        vectors = chance.standard_normal((study.devices, study.dimensions))
+    dimensions = study.dimensions or planned.predicted.get("model_parameters")
+    if dimensions is not None:
+        vectors = chance.standard_normal((study.devices, dimensions))
         return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
     count = len(planned.dictionary) if planned.dictionary is not None else study.devices
     law = np.arange(1, count + 1, dtype=np.float64) ** -EXPONENT

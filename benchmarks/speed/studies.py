@@ -17,15 +17,25 @@ from fnmatch import fnmatch
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 from benchmarks.lines import ROOT, Line, Settings, line, markdown
-from benchmarks.speed.server import TINY, WITHIN, Case, values
+from benchmarks.speed.server import TINY, WITHIN, Case, label_of, training, values
 from benchmarks.speed.simulate import peak_bytes
-from sfumato import simulate
+from sfumato import Plan, simulate, train
+from sfumato.learn import models
+from sfumato.learn.data import Federated
 from sfumato.planning import compare, plan
 from sfumato.study import Study
 
 NAME = "studies"
+LENGTH = 80  # symbols of an example, as plans assume for char_lstm
 NUMBERS = ("simulate_seconds", "simulate_bytes")
+SKETCHED = training("mlp", devices=200, cohort=40, rounds=5, algorithm="diffsketch")
+SKETCHED |= {"clip": None, "epsilon": float("inf"), "rows": 5, "width": 2_000}
+SKETCHED["training"] |= {"mode": "none"}
 CASES = (
     Case("frequencies/central", {"devices": 5_000}, items=200),
     Case("frequencies/central", {"devices": 300_000}, items=20_000),
@@ -45,6 +55,13 @@ CASES = (
     Case("mean/central", {"devices": 50_000, "dimensions": 200, "clip": 1.0}),
     Case("mean/secure", {"devices": 1_000, "dimensions": 5_000, "clip": 1.0}),
     Case("mean/secure", {"devices": 50_000, "dimensions": 200, "clip": 1.0}),
+    Case("train/central", training("softmax", devices=3_000, cohort=300, rounds=10)),
+    Case("train/central", training("mlp", devices=200, cohort=40, rounds=5)),
+    Case("train/central", training("cnn", devices=60, cohort=20, rounds=2, compression="none")),
+    Case("train/central", training("char_lstm", devices=40, cohort=10, rounds=1)),
+    Case("train/central", SKETCHED),
+    Case("train/secure", training("softmax", devices=400, cohort=200, rounds=4)),
+    Case("train/secure", training("mlp", devices=80, cohort=40, rounds=2)),
 )
 
 
@@ -57,7 +74,7 @@ def run(settings: Settings) -> Iterator[Line]:
             continue
         for each in compare(_study(case), items=_names(case)).possible:
             algorithm = each.algorithm
-            label = f"{name}/{algorithm or 'only'}"
+            label = f"{name}/{label_of(case, algorithm)}"
             if settings.wants(name) or settings.wants(label):
                 place = cases.index(case)
                 result = _in_process(settings.quick, place, algorithm, repetitions)
@@ -65,7 +82,11 @@ def run(settings: Settings) -> Iterator[Line]:
                     NAME,
                     label,
                     settings,
-                    sizes={**case.keys, "items": case.items},
+                    sizes={
+                        name: value
+                        for name, value in {**case.keys, "items": case.items}.items()
+                        if value != float("inf")  # JSON has no such number
+                    },
                     seeds=[0, repetitions],
                     repetitions=repetitions,
                     **result,
@@ -96,13 +117,15 @@ def _measure(quick: bool, place: int, algorithm: str, repetitions: int) -> dict[
     study = _study(case)
     change: Any = {study.facts.algorithm_key: algorithm} if algorithm else {}
     planned = plan(replace(study, **change), items=_names(case))
-    data: Any = values(planned, 0)
-    if data.ndim == 1:
+    data: Any = _examples(planned) if study.training is not None else values(planned, 0)
+    if isinstance(data, np.ndarray) and data.ndim == 1:
         data = data.tolist()
+    answer: Any = simulate if study.training is None else train
+    torch.set_num_threads(1)  # threads that wait for each other take processor time
     seconds = []
     for number in range(repetitions + 1):
         started = time.process_time()
-        simulate(planned, data, seed=number)
+        answer(planned, data, seed=number)
         seconds.append(time.process_time() - started)
     return {
         "predicted": {name: planned.predicted[name] for name in NUMBERS},
@@ -110,6 +133,22 @@ def _measure(quick: bool, place: int, algorithm: str, repetitions: int) -> dict[
         "interval": [min(seconds[1:]), max(seconds[1:])],
         "first": seconds[0],
     }
+
+
+def _examples(planned: Plan) -> Federated:
+    """Random examples of the model: a batch for each client, and none to test on."""
+    keys, draw = planned.study.training, np.random.default_rng(0)
+    assert keys is not None  # the study is one of training
+    assert planned.study.devices is not None  # cases set it
+    module = models.make(keys.model, seed=0)
+    shape: tuple[int, ...] = (planned.study.devices, keys.batch)
+    if isinstance(module, models.Recurrent):
+        inputs: npt.NDArray[Any] = draw.integers(4, module.embedding.shape[0], (*shape, LENGTH))
+        targets = np.roll(inputs, -1, axis=2)
+    else:
+        inputs = draw.standard_normal((*shape, 784), dtype=np.float32)
+        targets = draw.integers(0, 10, shape)
+    return Federated.of(list(zip(inputs, targets, strict=True)))
 
 
 def missed(lines: Sequence[Line]) -> list[str]:

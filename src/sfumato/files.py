@@ -202,7 +202,9 @@ def table(data: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as problem:
         raise DataError(
             f"the data cannot be read as a table of devices: {_first_line(problem)}",
-            hint="give the path of a file, a data frame, a mapping of columns, a list of items, "
+            hint="if its values are of different kinds, convert them, as with .astype(str)"
+            if hasattr(data, "iloc")
+            else "give the path of a file, a data frame, a mapping of columns, a list of items, "
             "a list of each device's items, or a mapping from items to counts",
         ) from problem
 
@@ -334,6 +336,9 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _first_line(problem: Exception) -> str:
-    """The first line of another library's error, shortened."""
-    text = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    """The first line of another library's error, shortened; Arrow adds where it happened."""
+    message = str(problem)
+    if isinstance(problem, pa.ArrowException) and len(problem.args) > 1:
+        message = ": ".join(map(str, reversed(problem.args)))
+    text = message.splitlines()[0] if message else type(problem).__name__
     return text if len(text) <= 200 else text[:200] + "…"

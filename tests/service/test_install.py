@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import resource
 import shutil
@@ -172,10 +173,9 @@ def test_the_wheel_works_with_later_pythons(
     wheel: Path, folder: Path, python: str, extras: list[str]
 ) -> None:
     """Without extras, and with all of them together."""
-    interpreter = shutil.which(python)
-    # A version manager may have a command for a version that is not switched on.
-    if interpreter is None or subprocess.run([interpreter, "-V"], check=False).returncode:
-        pytest.skip(f"no {python} on the PATH that works")
+    interpreter = working(python)
+    if interpreter is None:
+        pytest.skip(f"no {python} that works: neither on the PATH nor among those of uv and pyenv")
     environment = Environment(folder / "env", python=interpreter)
     environment.install(f"sfumato[{','.join(extras)}] @ {wheel.as_uri()}")
     write_study(folder)
@@ -185,6 +185,19 @@ def test_the_wheel_works_with_later_pythons(
     assert answer.returncode == 0, answer.stderr
     assert "oak" in answer.stdout
     check_commands(environment, extras)
+
+
+def working(python: str) -> str | None:
+    """An interpreter of that name; a command of pyenv works only if its version is switched on."""
+    homes = {
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",
+        Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python")),
+    }
+    others = [str(path) for home in homes for path in home.glob(f"*/bin/{python}")]
+    for path in filter(None, [shutil.which(python), *sorted(others)]):
+        if subprocess.run([path, "-V"], check=False, capture_output=True).returncode == 0:
+            return path
+    return None
 
 
 def check_commands(environment: Environment, extras: list[str]) -> None:

@@ -115,11 +115,11 @@ def questions(devices: int, seed: int) -> tuple[Question, ...]:
                 "trust": "secure",
                 "epsilon": 1.0,
                 "delta": 1e-6,
-                "devices": devices // 2,
+                "devices": devices // 4,
                 "dropout": 0.05,
             },
             items=APPS,
-            values=draw(APPS, 0.8)[: devices // 2],  # masks take most of a demo's time
+            values=draw(APPS, 0.8)[: devices // 4],  # masks take most of a demo's time
         ),
     )
 

@@ -140,11 +140,16 @@ def fleet_command(
     else:
         for name, value in summary.to_dict().items():
             text = json.dumps(value) if isinstance(value, dict) else f"{value:,}"
+            if isinstance(value, float):
+                text = f"{value:,.1f}"
             click.echo(f"{name:<10} {text}")
     if summary.unsent:
         raise ServiceError(
             f"all records must be sent; {summary.unsent:,} could not be",
-            hint="check that the collector is running and the study is open",
+            hint="the collector takes no more reports per second: simulated devices send those of "
+            "days at once, so start it with SFUMATO_REPORTS_PER_SECOND=1000000"
+            if 429 in summary.refused
+            else "check that the collector is running and the study is open",
         )
 
 

@@ -465,7 +465,7 @@ def demo_command(devices: int, seed: int, keep: bool, as_json: bool) -> None:
 
     Starts a collector and a fleet of devices that talk to it over HTTP. The studies run at once:
     emoji and new words with local privacy, and app crashes, where the collector sees only masked
-    sums; half of the devices answer the latter. The devices are simulated, everything else is real;
+    sums; a quarter of the devices answer the latter. The devices are simulated, all else is real;
     nothing leaves this machine.
 
     \b

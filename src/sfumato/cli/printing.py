@@ -148,8 +148,8 @@ def _table(release: Any, truth: dict[str, int] | None, top: int, title: str) -> 
     for row in release.frame().slice(0, top).to_pylist():
         line = [
             str(row["item"]),
-            f"{row['count']:,.1f}",
-            f"{row['low']:,.1f} … {row['high']:,.1f}",
+            f"{row['count']:z,.1f}",
+            f"{row['low']:z,.1f} … {row['high']:z,.1f}",
         ]
         if truth is not None:
             true = truth.get(row["item"], 0)

@@ -179,8 +179,8 @@ def _rows(tx: Transaction, row: StudyRow) -> Iterator[Row]:
 
 def lines_of(findings: Findings) -> Sequence[str]:
     """The findings for people to read."""
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(findings.checked.items()))
-    lines = [f"checked {counts.replace('_', ' ')}" if counts else "there is nothing in the store"]
+    counts = ", ".join(f"{kind} {count:,}" for kind, count in sorted(findings.checked.items()))
+    lines = [f"checked: {counts.replace('_', ' ')}" if counts else "there is nothing in the store"]
     if not findings.database:
         lines.append("the database has no check of its own files; use its tools (pg_amcheck)")
     if findings.without_digest:

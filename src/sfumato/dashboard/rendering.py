@@ -93,7 +93,7 @@ def within(value: float, half_width: float) -> str:
     """
     if half_width <= 0:
         return f"{value:,.10g}"
-    return f"{value:,.{max(0, 1 - math.floor(math.log10(half_width)))}f}"
+    return f"{value:z,.{max(0, 1 - math.floor(math.log10(half_width)))}f}"
 
 
 def in_bytes(value: float | None) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
+import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -42,12 +45,35 @@ def figure(width: float, height: float) -> Any:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
 
     class Picture(Figure):
+        def savefig(self, *arguments: Any, **options: Any) -> None:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                super().savefig(*arguments, **options)
+            _warn(caught)
+
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()
             self.savefig(file, dpi=110, format="png")
             return file.getvalue()
 
     return Picture(figsize=(width, height), layout="constrained")
+
+
+def _warn(caught: Sequence[warnings.WarningMessage]) -> None:
+    """Warn again; once, with what to do, for all characters that no font has."""
+    missing = set()
+    for each in caught:
+        glyph = re.match(r"Glyph (\d+) .* missing from font", str(each.message))
+        if glyph is None:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        else:
+            missing.add(chr(int(glyph[1])))
+    if missing:
+        warnings.warn(
+            f"no font of this computer has {' '.join(sorted(missing)[:5])}, so the picture has "
+            "boxes for them; install one that has them, such as Noto Sans CJK or Noto Emoji",
+            stacklevel=4,
+        )
 
 
 @cache

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import math
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -278,6 +279,16 @@ class Release:
         return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
 
 
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text takes: two per ideograph or emoji."""
+    return sum(
+        0 if unicodedata.combining(each) or unicodedata.category(each) in ("Cf", "Me", "Mn")
+        else 2 if unicodedata.east_asian_width(each) in ("F", "W")
+        else 1
+        for each in text
+    )  # fmt: skip
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Privacy | Cost):
         return value.to_dict()
@@ -516,9 +527,10 @@ class CountRelease(EstimateRelease):
         """The largest counts, one line each."""
         rows = min(10, len(self))
         names = [str(item)[:32] for item in self.items[:rows].to_pylist()]
-        width = max([len(name) for name in names], default=0)
+        width = max(map(_cells, names), default=0)
+        names = [name + " " * (width - _cells(name)) for name in names]
         lines = [
-            f"  {name:<{width}}  {count:>14,.1f}  ({low:,.1f} … {high:,.1f})"
+            f"  {name}  {count:>z14,.1f}  ({low:z,.1f} … {high:z,.1f})"
             for name, count, low, high in zip(
                 names, self.counts[:rows], self.low[:rows], self.high[:rows], strict=True
             )

@@ -39,6 +39,8 @@ _SIZES = {  # by default: inputs, classes, hidden
     "word_lstm": (10_004, 10_004, 670),
 }
 NAMES = tuple(_SIZES)
+_EMBEDDED = {"char_lstm": 8, "word_lstm": 96}
+_SYMBOLS = {"char_lstm": 80, "word_lstm": 20}  # of an example, in the papers
 _LARGEST_START = 0.05  # bound on the initial values of an embedding
 
 
@@ -199,6 +201,27 @@ def initialise(model: nn.Module, seed: int) -> nn.Module:
         else:
             nn.init.xavier_uniform_(value, generator=generator)
     return model
+
+
+def products(name: str | None, *, parameters: int, inputs: int | None = None) -> int:
+    """How many pairs of numbers a model multiplies for one example, roughly: one pair per
+    parameter, but for convolutions and recurrent layers, which use a parameter several times. An
+    example of a recurrent model is as long as in the papers.
+
+    >>> products("softmax", parameters=7850), products("cnn", parameters=1_018_174)
+    (7850, 3424414)
+    """
+    if name is None:
+        return parameters
+    if name in _EMBEDDED:
+        symbols = _SIZES[name][0] if inputs is None else inputs
+        return (parameters - symbols * _EMBEDDED[name]) * _SYMBOLS[name]
+    if name != "cnn":
+        return parameters
+    side = math.isqrt(_SIZES[name][0] if inputs is None else inputs)
+    first, second = (side - 2) ** 2, ((side - 2) // 2 - 2) ** 2  # places of the convolutions
+    of_first, of_second = 32 * 9, 64 * 32 * 9
+    return parameters + (first - 1) * of_first + (second - 1) * of_second
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

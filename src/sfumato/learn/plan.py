@@ -11,7 +11,8 @@ from sfumato.flow import secure_sum
 from sfumato.flow.model_terms import PARAMETER_BYTES, LocalTraining
 from sfumato.flow.release import Privacy
 from sfumato.flow.report import HEADER_BYTES
-from sfumato.flow.task import bits_for, most_devices
+from sfumato.flow.secure_sum import sum_task
+from sfumato.flow.task import Task, bits_for, most_devices
 from sfumato.learn import models
 from sfumato.learn.compression import (
     AdaptNorm,
@@ -32,13 +33,14 @@ from sfumato.learn.design import (
     whole_numbers,
 )
 from sfumato.learn.diffsketch import NOT_PRIVATE, DiffSketch, DiffSketchDesign
-from sfumato.privacy import epsilon_of
+from sfumato.privacy import Mechanism, NoiseAtRelease, NoNoise, epsilon_of
 from sfumato.privacy.accounting import (
     LARGEST_MULTIPLIER,
     SampledLoss,
     epsilon_text,
     least_multiplier,
 )
+from sfumato.questions.costs import TrainingWork
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
 from sfumato.questions.question import Dictionary, Plan
@@ -349,7 +351,9 @@ def _predicted(study: Study, design: TrainingDesign) -> dict[str, Any]:
         "bytes_per_round": likely,
         "bytes_per_device": round(likely * taking_part),
         "rate": length / cells,
-        "assumes": "clients' updates have the full norm and are independent",
+        **_costs(design, length, cells),
+        "assumes": "clients' updates have the full norm and are independent; for simulate_seconds, "
+        + _of_examples(design.local),
     }
 
 
@@ -379,28 +383,76 @@ def _second_cells(design: TrainingDesign, length: int) -> int:
 def round_bytes(design: TrainingDesign, length: int, cells: int) -> int:
     """Bytes that a client sends in a round with `cells`, those of a second sketch included; in a
     masked round, of all messages."""
+    task = _round_task(design, length, cells)
+    if design.secure is not None:
+        return sum(secure_sum.bytes_of(task))
+    main = task.sketch.main if isinstance(task.sketch, RoundSketch) else task.sketch
+    assert isinstance(main, VectorSketch)  # of `_round_task`
+    bits = bits_for(most_devices(design.cohort) * main.rounding.largest)
+    return HEADER_BYTES + -(-(main.cells + _second_cells(design, length)) * bits // 8)
+
+
+def _round_task(design: TrainingDesign, length: int, cells: int) -> Task:
+    """The task of a round with `cells`, those of a second sketch included, as to its size."""
     second = _second_cells(design, length)
     main = whole_numbers(
         design, length, design.sketch(length, max(cells - second, 1), 0), design.clip
     )
-    if design.secure is not None:
-        sketch: VectorSketch | RoundSketch = main
-        if second:
-            small = design.second_sketch(length, 0)
-            sketch = RoundSketch(main=main, second=second_whole_numbers(main, small, design.clip))
-        task = design.secure.task(
-            sketch=sketch,
-            mechanism=design.secure.noise(
-                max(design.multiplier, 1e-6) * sketch.sensitivity(1).l2, design.cohort
-            ),
-            campaign="",
-            cohort="",
-            devices=design.cohort,
-            items_per_device=1,
+    sketch: VectorSketch | RoundSketch = main
+    if second:
+        small = design.second_sketch(length, 0)
+        beside = (
+            whole_numbers(design, length, small, design.clip)
+            if design.secure is None
+            else second_whole_numbers(main, small, design.clip)
         )
-        return sum(secure_sum.bytes_of(task))
-    bits = bits_for(most_devices(design.cohort) * main.rounding.largest)
-    return HEADER_BYTES + -(-(main.cells + second) * bits // 8)
+        sketch = RoundSketch(main=main, second=beside)
+    scale = max(design.multiplier, 1e-6) * sketch.sensitivity(1).l2
+    mechanism: Mechanism = NoNoise()
+    if design.secure is not None:
+        mechanism = design.secure.noise(scale, design.cohort)
+    elif design.multiplier:
+        mechanism = NoiseAtRelease(noise="gaussian", scale=scale)
+    return sum_task(
+        design.secure,
+        sketch=sketch,
+        mechanism=mechanism,
+        campaign="",
+        cohort="",
+        devices=design.cohort,
+    )
+
+
+def _work(design: TrainingDesign | DiffSketchDesign, rows: int) -> TrainingWork:
+    return TrainingWork(
+        rounds=design.rounds,
+        cohort=design.cohort,
+        parameters=design.length,
+        rows=rows,
+        products=models.products(design.model, parameters=design.length, inputs=design.inputs),
+        examples=_examples(design.local),
+    )
+
+
+def _costs(design: TrainingDesign, length: int, cells: int) -> dict[str, float | int]:
+    """The work of the collector and of a simulation."""
+    task = _round_task(design, length, cells)
+    main = task.sketch.main if isinstance(task.sketch, RoundSketch) else task.sketch
+    dense = getattr(main, "dense", None)
+    return _work(design, dense.rows if dense else 0).costs(task)
+
+
+def _of_examples(local: LocalTraining) -> str:
+    examples = _examples(local)
+    return f"a client trains on {examples:,} example{'s' if examples > 1 else ''} per round"
+
+
+def _examples(local: LocalTraining) -> int:
+    """How many examples a client trains on in a round, repeated ones included: unless the study
+    says so, one batch per epoch."""
+    if local.steps is not None:
+        return local.steps * local.batch
+    return local.epochs * (local.most_examples or local.batch)
 
 
 def _warnings(study: Study, design: TrainingDesign) -> list[str]:
@@ -453,6 +505,8 @@ def plan_sketched(study: Study) -> Plan:
             "bytes_down": round(down * taking_part),
             "rate": design.rate,
             "rate_both_ways": 2 * PARAMETER_BYTES * length / (up + down),
+            **_work(design, getattr(exchange, "rows", 0)).simulated(),
+            "assumes": _of_examples(design.local),
         },
         privacy=sketched_promise(study, design),
         warnings=tuple(_sketched_warnings(study, design)),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,17 @@ LOCAL_ITEM = 1.2e-5  # of the release of a local study, with its interval
 COORDINATE = 4e-8  # of a vector, to clip and scale it
 SKETCHED_COORDINATE = 1.2e-9  # of a vector, to add it to a row of a sketch
 
+# Seconds of a simulated training
+ROUND = 1e-2
+PRODUCT = 1.2e-10  # of a product of two numbers in a model, with its part of the gradient
+UPDATE = 1.2e-8  # of a parameter of a client, to compute its update and to sketch it
+LONG_UPDATE = 5e-8  # the same if the updates of clients that train at a time are not in a cache
+
 # Bytes
 PROCESS = 300_000_000  # Python with our packages
+TRAINING_PROCESS = 600_000_000  # the same with PyTorch
+TOGETHER = 16  # clients that train at a time
+_PARAMETER = 60  # of a model: its copies, the sums and the steps
 VALUE = 100  # of a simulated device: its text, its fingerprint and its place
 _COORDINATE = 60  # of the vectors that are clipped and sketched together
 _PIECE_COORDINATES = 1 << 22  # of these vectors
@@ -102,6 +112,58 @@ def costs(
             PROCESS + max(size for _, size in simulated) + _ITEM * items,
         ),
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWork:
+    """The size of a training: what its work depends on. Testing the model is not included."""
+
+    rounds: int
+    cohort: int
+    parameters: int  # of the model
+    rows: int  # of the sketches of updates; 0 if these are sent whole
+    products: int  # of two numbers, which the model computes for an example
+    examples: int  # that a client trains on in a round
+
+    def costs(self, task: Any) -> dict[str, float | int]:
+        """The predictions for a training whose rounds are tasks like this one; for a collector if
+        the rounds are masked, since it has no others."""
+        server: dict[str, float | int] = {}
+        if task.is_masked:
+            seconds, size = _task_cost(task, self.cohort)
+            seconds = START + self.rounds * (seconds + self._decoding)
+            server = _rounded("server", seconds, size + _PARAMETER * self.parameters)
+        draw = SHARE_DRAW if task.mechanism.in_shares else DRAW
+        fits = self._together < _PIECE_COORDINATES
+        piece = _COORDINATE * min(self._together, _PIECE_COORDINATES)
+        return {
+            **server,
+            **self.simulated(
+                UPDATE if fits else LONG_UPDATE,
+                seconds=self.rounds * draw * task.cells,
+                size=piece + _CELL * task.cells,
+            ),
+        }
+
+    def simulated(
+        self, update: float = UPDATE, *, seconds: float = 0.0, size: float = 0.0
+    ) -> dict[str, float | int]:
+        """The predictions for a simulation, which takes `update` seconds per parameter of a client,
+        and these seconds and bytes besides."""
+        of_client = self.parameters * update + self.examples * self.products * PRODUCT
+        of_round = ROUND + self._decoding + self.cohort * of_client
+        size += TRAINING_PROCESS + 8 * self._together + _PARAMETER * self.parameters
+        return _rounded("simulate", SIMULATION + self.rounds * of_round + seconds, size)
+
+    @property
+    def _decoding(self) -> float:
+        """Seconds to decode the sum of a round."""
+        return LOOKUP * self.parameters * max(self.rows, 1)
+
+    @property
+    def _together(self) -> int:
+        """The parameters of the clients that train at a time."""
+        return min(self.cohort, TOGETHER) * self.parameters
 
 
 def _rounded(name: str, seconds: float, size: float) -> dict[str, float | int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -30,6 +30,7 @@ _CHUNK_ROWS = 1 << 18
 _SHARD_DEVICES = 1 << 20  # devices of a shard, if rows stand for several
 _LARGEST_DRAW = 1_000_000_000 - 1  # devices that numpy divides exactly
 _GROUPS = (list, tuple, set, frozenset)  # the items of one device
+_ROW = "row of the data"  # a column that tells devices apart
 _PIECE = 1 << 22  # how many numbers of vectors are clipped and sketched together
 
 
@@ -82,14 +83,18 @@ class Population:
 
         `data` is the address of files (`sfumato.files`); a data frame of pandas, polars or DuckDB,
         or anything else with Arrow's stream of batches; a mapping of columns; a list of items; a
-        list with the items of each device; or a mapping from items to numbers of devices, such as a
-        Counter or pandas' `value_counts()`. With a segment column, the items are pairs
-        (`flow.segments`).
+        list, or a column of lists, with the items of each device; or a mapping from items to
+        numbers of devices, such as a Counter or pandas' `value_counts()`. With a segment column,
+        the items are pairs (`flow.segments`).
         """
         if not isinstance(data, Path | str):
+            others = (device_column, count_column, segment_column)
+            data, item_column = _columns_read(data, item_column, others)
             data, roles = _table(data)
-            device_column = device_column or roles.get("device")
             count_column = count_column or roles.get("count")
+            item_column = item_column or _item_among(data.column_names, count_column)
+            if _has_lists(data, item_column):
+                data, device_column = _one_item_per_row(data, item_column, device_column)
         items: list[pa.Array] = []
         counts: list[I64] = []
         names: list[pa.Array] = []
@@ -420,6 +425,7 @@ def _batches(
             data, [item, *(name for _, name, _ in extra)], [pa.string(), *(k for *_, k in extra)]
         )
     else:
+        assert item_column is not None  # `load` has chosen it
         source = _from_memory(data, item_column, extra)
     for batch in source:
         named = batch.rename_columns(["item", *(role for role, *_ in extra)])
@@ -428,19 +434,68 @@ def _batches(
 
 
 def _from_memory(
-    data: pa.Table, item_column: str | None, extra: list[tuple[str, str, pa.DataType]]
+    data: pa.Table, item: str, extra: list[tuple[str, str, pa.DataType]]
 ) -> Iterator[pa.RecordBatch]:
-    names = data.column_names
-    item = item_column or _item_among(names, next((n for r, n, _ in extra if r == "count"), None))
     schema = {item: pa.string(), **{name: kind for _, name, kind in extra}}
-    for name in schema:
+    _require_columns(schema, data.column_names)
+    columns = []
+    for name, kind in schema.items():
+        column = data.column(name)
+        try:
+            columns.append(column.cast(kind))
+        except pa.ArrowException as problem:
+            what = "items" if name == item else "numbers" if kind == pa.float64() else "texts"
+            raise DataError(
+                f"column {name!r} of the data cannot be read as {what}: {problem}"
+            ) from problem
+    yield from pa.table(columns, names=list(schema)).to_batches()
+
+
+def _require_columns(columns: Iterable[str], names: Sequence[str]) -> None:
+    for name in columns:
         if name not in names:
             raise DataError(f"the data has no column {name!r}; its columns are {', '.join(names)}")
-    try:
-        columns = [data.column(name).cast(kind) for name, kind in schema.items()]
-    except pa.ArrowException as problem:
-        raise DataError(f"the data cannot be read as items: {problem}") from problem
-    yield from pa.table(columns, names=list(schema)).to_batches()
+
+
+def _columns_read(
+    data: Any, item: str | None, others: tuple[str | None, ...]
+) -> tuple[Any, str | None]:
+    """A data frame of pandas with only the columns that are read, since others may have values that
+    Arrow refuses, and its column of items; other data as it is."""
+    if not (hasattr(data, "iloc") and files.is_table(data) and len(data.columns)):
+        return data, item
+    names = [*map(str, data.columns)]
+    item = item or _item_among(names, others[1])
+    columns = [name for name in (item, *others) if name]
+    _require_columns(columns, names)
+    return data.loc[:, [name in columns for name in names]], item
+
+
+def _has_lists(data: pa.Table, name: str) -> bool:
+    if name not in data.column_names:
+        return False
+    kind = data.schema.field(name).type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _one_item_per_row(data: pa.Table, item: str, device_column: str | None) -> tuple[pa.Table, str]:
+    """A table whose rows have lists of items as one with an item per row, and the name of its
+    column of devices: a row was a device."""
+    lists = _present(data.column(item).combine_chunks(), "items")
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    if 0 in lengths:
+        raise DataError(
+            f"every device must hold at least one item; device {np.argmin(lengths)} holds none",
+            hint="leave out devices without items",
+        )
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    columns = {}
+    for name, values in zip(data.column_names, data.columns, strict=True):
+        if name != item:  # views, which polars has, cannot be taken from
+            is_view = pa.types.is_string_view(values.type)
+            columns[name] = (values.cast(pa.string()) if is_view else values).take(pa.array(rows))
+    columns |= {item: pc.list_flatten(lists), _ROW: pa.array(rows)}
+    return pa.table(columns), device_column or _ROW
 
 
 def _pairs(segments: pa.Array, items: pa.Array) -> pa.Array:
@@ -472,18 +527,26 @@ def _table(data: Any) -> tuple[pa.Table, dict[str, str]]:
     """Data in memory as a table, and the columns of devices or counts that its kind implies."""
     if isinstance(data, Mapping) and data and all(map(_is_count, data.values())):
         return files.table({"item": list(data), "count": list(data.values())}), {"count": "count"}
-    if getattr(data, "name", None) == "count" and hasattr(data, "index"):  # value_counts of pandas
-        return files.table({"item": list(data.index), "count": list(data)}), {"count": "count"}
-    if isinstance(data, list | tuple) and data and all(isinstance(each, _GROUPS) for each in data):
-        if [] in (groups := [list(each) for each in data]):
+    if hasattr(data, "iloc") and not files.is_table(data):  # a Series of pandas
+        if data.name == "count":  # of value_counts()
+            return files.table(_counts(data)), {"count": "count"}
+        if data.name is None and not hasattr(data.index, "step") and data.dtype.kind in "iu":
             raise DataError(
-                f"every device must hold at least one item; device {groups.index([])} holds none",
-                hint="leave out devices without items",
+                "a Series of whole numbers without a name, but with an index, may have counts of "
+                "items or values of devices",
+                hint="give series.to_dict() if it has counts, and list(series) if it has values",
             )
-        devices = [str(place) for place, items in enumerate(groups) for _ in items]
-        items = [item for group in groups for item in group]
-        return files.table({"item": items, "device": devices}), {"device": "device"}
+    if isinstance(data, list | tuple) and data and all(isinstance(each, _GROUPS) for each in data):
+        return files.table({"item": [list(each) for each in data]}), {}
     return files.table(data if files.is_table(data) else {"item": data}), {}
+
+
+def _counts(series: Any) -> dict[str, list[Any]]:
+    items = [
+        None if missing else item
+        for item, missing in zip(series.index, series.index.isna(), strict=True)
+    ]
+    return {"item": items, "count": list(series)}
 
 
 def _is_count(value: object) -> bool:
@@ -495,7 +558,7 @@ def _present(column: pa.Array, what: str) -> pa.Array:
         values = "value" if column.null_count == 1 else "values"
         raise DataError(
             f"{what} must not be missing; got {column.null_count:,} missing {values}",
-            hint="leave out rows without a value",
+            hint="leave out rows without a value (dropna() of a data frame), or give them one",
         )
     return column
 

@@ -256,7 +256,20 @@ def _own(
             )
         return None
     if not isinstance(model, nn.Module):
-        raise SpecError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+        raise SpecError(
+            f"model must be a torch.nn.Module; got {type(model).__name__}",
+            hint="give an instance, such as model=MyModule()" if isinstance(model, type) else None,
+        )
+    if loss is not None and not callable(loss):
+        raise SpecError(
+            f"loss must be a function of outputs and targets; got {type(loss).__name__}",
+            hint="such as torch.nn.MSELoss()",
+        )
+    if optimizer is not None and not callable(optimizer):
+        raise SpecError(
+            f"optimizer must be a function of the parameters; got {type(optimizer).__name__}",
+            hint="every client has its own: lambda parameters: torch.optim.Adam(parameters)",
+        )
     return OwnModel(model, cross_entropy if loss is None else loss, optimizer)
 
 

@@ -53,7 +53,11 @@ def check(vectors: npt.NDArray[Any], name: str = "the data") -> Reals:
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise DataError(
             f"{name} must be an array of vectors (devices, dimensions), neither of them 0; "
-            f"got the shape {vectors.shape}"
+            f"got the shape {vectors.shape}",
+            hint="if each device has one number, give a column of them: series.to_frame(), or "
+            "array.reshape(-1, 1)"
+            if vectors.ndim == 1
+            else None,
         )
     if isinstance(vectors, np.ma.MaskedArray) and vectors.dtype.kind in "iubf":
         vectors = np.ma.filled(vectors.astype(np.float64), np.nan)  # masked values are missing

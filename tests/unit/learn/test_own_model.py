@@ -513,3 +513,22 @@ def test_a_users_script_has_precise_types(tmp_path: Path) -> None:
     ]  # fmt: skip
     (mistake,) = [line for line in lines if ": error:" in line]
     assert 'Argument 2 to "train"' in mistake
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": torch.nn.Linear}, "must be a torch.nn.Module; got type"),
+        ({"loss": "mse"}, "loss must be a function of outputs and targets; got str"),
+        ({"optimizer": torch.optim.Adam([torch.zeros(1)])}, "function of the parameters; got Adam"),
+    ],
+    ids=["model", "loss", "optimizer"],
+)
+def test_a_class_or_an_instance_in_place_of_the_other_is_refused(
+    wrong: dict[str, Any], says: str
+) -> None:
+    study = {"question": "train", "trust": "central", "epsilon": 8.0, "delta": 1e-5, "clip": 1.0}
+    study |= {"rounds": 1, "training": {"cohort": 2}}
+    data = Federated.of([([[0.5, 1.0]], [1]), ([[0.1, 0.2]], [0])])
+    with pytest.raises(SpecError, match=says):
+        train(study, data, **({"model": torch.nn.Linear(2, 2)} | wrong))

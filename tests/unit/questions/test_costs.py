@@ -105,3 +105,38 @@ def test_a_simulation_of_more_devices_is_predicted_to_take_longer(
     assert 1 < many["simulate_seconds"] / few["simulate_seconds"] < 13
     assert many["simulate_bytes"] >= few["simulate_bytes"] > 1e8  # Python alone takes that much
     assert many["simulate_seconds"] < many["server_seconds"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"trust": "central", "clip": 1.0},
+        {"trust": "secure", "clip": 1.0},
+        {"trust": "central", "algorithm": "diffsketch", "rows": 5, "width": 200, "epsilon": None},
+    ],
+    ids=["central", "secure", "diffsketch"],
+)
+def test_a_training_of_more_rounds_clients_or_examples_is_predicted_to_take_longer(
+    keys: dict[str, Any],
+) -> None:
+    def predicted(rounds: int = 4, model: str = "softmax", **training: Any) -> dict[str, Any]:
+        study = {"question": "train", "epsilon": 8.0, "delta": 1e-6, "devices": 2_000, **keys}
+        if keys.get("algorithm"):
+            study |= {"epsilon": float("inf")}
+            training |= {"mode": "none"}
+        training = {"model": model, "cohort": 100} | training
+        return dict(plan(study | {"rounds": rounds, "training": training}).predicted)
+
+    one = predicted()
+    assert one["simulate_bytes"] > 3e8  # PyTorch alone takes that much
+    assert "20 examples" in one["assumes"]
+    for more in (
+        predicted(rounds=40),
+        predicted(cohort=1_000),
+        predicted(steps=1_000),
+        predicted(most_examples=20_000),
+        predicted(model="cnn"),
+    ):
+        assert 3 < more["simulate_seconds"] / one["simulate_seconds"] < 1_000
+    assert predicted(model="cnn")["simulate_bytes"] > 1.2 * one["simulate_bytes"]
+    assert ("server_seconds" in one) == (keys["trust"] == "secure")  # a collector has no others

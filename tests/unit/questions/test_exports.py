@@ -89,6 +89,23 @@ def test_a_plot_goes_into_axes_of_a_given_figure(data: dict[str, Any]) -> None:
     assert len(right.patches) == len(ITEMS)
 
 
+def test_characters_that_no_font_has_are_one_warning(data: dict[str, Any]) -> None:
+    names = ["\U0010fffd", "\U0010fffc", *ITEMS]  # for private use
+    rows = [data["estimates"][0] | {"item": name} for name in names]
+    release: Any = read_release(data | {"estimates": rows})
+    with pytest.warns(UserWarning, match="no font of this computer has") as caught:
+        assert release.export("png").startswith(b"\x89PNG")
+    assert len(caught) == 1
+
+
+def test_a_release_prints_aligned_counts_and_no_negative_zero(data: dict[str, Any]) -> None:
+    names = ["日本語", "cafe\N{COMBINING ACUTE ACCENT}", "oak"]
+    rows = [data["estimates"][0] | {"item": name, "low": -0.01} for name in names]
+    _, wide, accented, plain = repr(read_release(data | {"estimates": rows})).splitlines()
+    assert len(plain) == len(wide) + 3 == len(accented) - 1
+    assert "(0.0 …" in plain
+
+
 def test_other_libraries_read_a_release(data: dict[str, Any]) -> None:
     release: Any = read_release(data)
     assert release.to_pandas().to_dict("records") == data["estimates"]

@@ -72,6 +72,38 @@ def test_lists_of_lists_are_the_items_of_devices() -> None:
     assert population.owners.tolist() == [0, 0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"tree": [["oak", "elm"], ["oak"], ["fir"]]},
+        pd.Series([["oak", "elm"], ["oak"], ["fir"]]),
+        pd.DataFrame({"place": "here", "tree": [["oak", "elm"], ["oak"], ["fir"]]}),
+        pl.DataFrame({"tree": [["oak", "elm"], ["oak"], ["fir"]]}),
+    ],
+    ids=["mapping", "series", "pandas", "polars"],
+)
+def test_a_column_of_lists_has_the_items_of_devices(data: Any) -> None:
+    population = Population.load(data, item_column=None if isinstance(data, pd.Series) else "tree")
+    assert population.devices == 3
+    assert population.owners is not None
+    assert population.owners.tolist() == [0, 0, 1, 2]
+
+
+def test_lists_of_a_device_on_several_rows_are_all_its_own() -> None:
+    data = {"tree": [["oak", "elm"], ["fir"], ["oak"]], "owner": ["a", "b", "a"]}
+    population = Population.load(data, device_column="owner")
+    assert population.devices == 2
+    assert population.owners is not None
+    assert population.owners.tolist() == [0, 0, 1, 0]
+
+
+def test_columns_that_are_not_read_may_have_values_of_any_kinds() -> None:
+    frame = pd.DataFrame({"note": [object(), 5, "x"], "tree": ["oak", "elm", "oak"], 7: [1, 1, 2]})
+    assert counts(Population.load(frame, item_column="tree")) == {"oak": 2, "elm": 1}
+    with pytest.raises(DataError, match="no column 'trees'; its columns are note, tree, 7"):
+        Population.load(frame, item_column="trees")
+
+
 def test_columns_of_a_data_frame_group_and_count() -> None:
     assert Population.load(FRAME, device_column="owner").devices == 3
     frame = FRAME["tree"].value_counts().reset_index()
@@ -91,7 +123,12 @@ def test_a_column_of_counts_that_is_not_used_is_named() -> None:
         ([["oak"], []], "device 1 holds none"),
         (["oak", None], "items must not be missing; got 1 missing value"),
         ({"tree": ["oak"], "owner": [1, 2]}, "cannot be read as a table of devices"),
-        ({"tree": [["oak"], ["elm"]]}, "cannot be read as items"),
+        ({"tree": [{"name": "oak"}, {"name": "elm"}]}, "'tree' .* cannot be read as items"),
+        ({"tree": [["oak"], []]}, "device 1 holds none"),
+        (pd.Series(["oak", 5]), "cannot be read as a table of devices"),
+        (pd.DataFrame({"tree": ["oak", 5]}), "column tree .*: Expected bytes"),
+        (pd.Series(["oak", None]).value_counts(dropna=False), "must not be missing; got 1"),
+        (FRAME.groupby("tree").size(), "counts of items or values of devices"),
         ([], "no rows"),
     ],
 )
