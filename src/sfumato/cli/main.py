@@ -396,11 +396,14 @@ def train_command(
     show_default=True,
     help="Size of the experiment: a small one, or the paper's.",
 )
+@_engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
 @click.option(
     "--out", type=_STUDY, help="Folder for the figure and the numbers. Default: out/NAME."
 )
-def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
+def reproduce_command(
+    name: str, scale: Any, engine: Engine | None, as_json: bool, out: Path | None
+) -> None:
     """Reproduce a figure of a paper, and check which of its claims hold
 
     NAME is one of those that `sfumato reproduce list` prints. Writes NAME.png, NAME.svg and
@@ -424,7 +427,7 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     if name not in experiments:
         raise SpecError(f"there is no figure {name!r}", hint="sfumato reproduce list prints all")
     with progress_bar() as progress:
-        outcome = experiments[name].run(scale, progress)
+        outcome = experiments[name].run(scale, progress, engine)
     folder = out or Path("out") / name
     folder.mkdir(parents=True, exist_ok=True)
     lines = [dict(line) for line in outcome.numbers]
