@@ -315,7 +315,7 @@ class FrequencyCampaign(Campaign):
     width: int = field(init=False)
     _task: Task | None = field(init=False)
     _answers: list[tuple[Task, int]] = field(default_factory=list)  # with numbers of devices
-    _sums: dict[Sketch, npt.NDArray[np.number[Any]]] = field(default_factory=dict)
+    _sums: dict[Sketch, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.width = self.design.width
