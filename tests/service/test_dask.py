@@ -207,6 +207,23 @@ def _sleepless(shard: int) -> npt.NDArray[np.int64]:
     return np.array([shard])
 
 
+def _failing(shard: tuple[str, int]) -> npt.NDArray[np.int64]:
+    """Fails until this shard has been tried as often as the second number says."""
+    path, tries = shard
+    with Path(path).open("a") as file:
+        file.write(".")
+    if Path(path).stat().st_size < tries:
+        raise OSError("the store of files is busy")
+    return np.array([1])
+
+
+def test_a_shard_that_fails_is_tried_three_times(engine: DaskEngine, tmp_path: Path) -> None:
+    assert engine.sum(_failing, [(f"{tmp_path}/third", 3)]).tolist() == [1]  # type: ignore[union-attr]
+    with pytest.raises(OSError, match="busy"):
+        engine.sum(_failing, [(f"{tmp_path}/fourth", 4)])
+    assert (tmp_path / "fourth").stat().st_size == 3
+
+
 def test_an_error_cancels_the_rest(engine: DaskEngine) -> None:
     def shards() -> Iterator[int]:
         yield 1
