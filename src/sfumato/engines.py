@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import operator
 import os
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
@@ -45,16 +44,18 @@ class LocalEngine:
     def sum(self, function: Callable[[_Shard], _Part], shards: Iterable[_Shard]) -> _Part | None:
         """The sum, or None if there are no shards."""
         total: _Part | None = None
-        running: deque[Future[_Part]] = deque()
+        running = set[Future[_Part]]()
 
         def take() -> None:
-            nonlocal total
-            part = running.popleft().result()
-            total = part if total is None else total + part
+            nonlocal total, running
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                part = future.result()
+                total = part if total is None else total + part
 
         with ThreadPoolExecutor(self.workers) as pool:
             for shard in shards:
-                running.append(pool.submit(function, shard))
+                running.add(pool.submit(function, shard))
                 if len(running) > self.workers:
                     take()
             while running:

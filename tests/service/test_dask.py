@@ -25,6 +25,8 @@ from sfumato.flow.accumulator import RecordBatch, TallyAccumulator, records_of
 from sfumato.flow.task import LocalTask
 from sfumato.planning import plan
 from sfumato.privacy import SeededRng
+from sfumato.reproduce.frequencies import figures as frequencies
+from sfumato.reproduce.runner import conduct
 
 pytestmark = pytest.mark.slow  # a cluster takes seconds to start
 
@@ -133,8 +135,93 @@ def test_a_seeded_simulation_is_the_same_on_a_cluster(
     assert theirs == release() == release("--workers", "1")
 
 
+FIGURES = ("000-fig2", "001-fig3", "002-fig2", "003-fig3", "004-emoji")  # one of each paper
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_the_same_on_a_cluster(
+    name: str, engine: DaskEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from tiny_figures import EXPERIMENTS
+
+    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))  # no files
+    shares: list[float] = []
+    ours = conduct(name, EXPERIMENTS[name](), lambda _, share: shares.append(share), engine)
+    theirs = conduct(name, EXPERIMENTS[name](), lambda _, share: None)
+    assert ours.numbers == theirs.numbers
+    assert ours.claims == theirs.claims
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_a_figure_is_the_same_if_a_worker_is_killed_halfway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
+    size = frequencies.Size(repeats=12, widths=(50, 1000))
+    killed: list[int] = []
+    with DaskEngine(workers=2) as engine:
+
+        def kill(stage: str, share: float) -> None:
+            if share >= 0.5 and not killed:
+                killed.append(engine.worker_pids[0])
+                os.kill(killed[0], signal.SIGKILL)
+
+        ours = conduct("000-fig2", frequencies.figure_2(size), kill, engine)
+        assert killed
+        assert killed[0] not in engine.worker_pids
+    theirs = conduct("000-fig2", frequencies.figure_2(size), lambda _, share: None)
+    assert ours.numbers == theirs.numbers
+    assert ours.claims == theirs.claims
+
+
+def test_an_interrupt_ends_a_figure_and_leaves_the_engine_free(engine: DaskEngine) -> None:
+    def interrupt(stage: str, share: float) -> None:
+        if share > 0:
+            raise KeyboardInterrupt
+
+    size = frequencies.Size(repeats=2, widths=(50, 1000))
+    with pytest.raises(KeyboardInterrupt):
+        conduct("000-fig2", frequencies.figure_2(size), interrupt, engine)
+    assert engine.sum(_sleepless, range(10)).tolist() == [45]  # type: ignore[union-attr]
+
+
+def test_a_figure_by_the_command_is_the_same_on_a_cluster(
+    engine: DaskEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))
+
+    def lines(*options: str) -> str:
+        out = tmp_path / "-".join(["out", *options[1:2]])
+        command = ["reproduce", "000-fig2", "--json", "--out", str(out), *options]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    theirs = lines("--engine", "dask", "--scheduler", engine.address)
+    assert theirs == lines() == lines("--workers", "3")
+
+
 def _sleepless(shard: int) -> npt.NDArray[np.int64]:
     return np.array([shard])
+
+
+def _failing(shard: tuple[str, int]) -> npt.NDArray[np.int64]:
+    """Fails until this shard has been tried as often as the second number says."""
+    path, tries = shard
+    with Path(path).open("a") as file:
+        file.write(".")
+    if Path(path).stat().st_size < tries:
+        raise OSError("the store of files is busy")
+    return np.array([1])
+
+
+def test_a_shard_that_fails_is_tried_three_times(engine: DaskEngine, tmp_path: Path) -> None:
+    assert engine.sum(_failing, [(f"{tmp_path}/third", 3)]).tolist() == [1]  # type: ignore[union-attr]
+    with pytest.raises(OSError, match="busy"):
+        engine.sum(_failing, [(f"{tmp_path}/fourth", 4)])
+    assert (tmp_path / "fourth").stat().st_size == 3
 
 
 def test_an_error_cancels_the_rest(engine: DaskEngine) -> None:

@@ -391,9 +391,12 @@ def train_command(
     show_default=True,
     help="Size of the experiment: a small one, or the paper's.",
 )
+@_engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers and claims as JSON lines.")
 @click.option("--out", type=FILE, help="Folder for the figure and the numbers. Default: out/NAME.")
-def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) -> None:
+def reproduce_command(
+    name: str, scale: Any, engine: Engine | None, as_json: bool, out: Path | None
+) -> None:
     """Reproduce a figure of a paper, and check which of its claims hold
 
     NAME is one of those that `sfumato reproduce list` prints. Writes NAME.png, NAME.svg and
@@ -422,7 +425,7 @@ def reproduce_command(name: str, scale: Any, as_json: bool, out: Path | None) ->
     except OSError as problem:
         raise SpecError(f"the folder {folder} cannot be made: {problem.strerror}") from problem
     with progress_bar() as progress:
-        outcome = experiments[name].run(scale, progress)
+        outcome = experiments[name].run(scale, progress, engine)
     lines = [dict(line) for line in outcome.numbers]
     claims = [
         {"claim": claim.text, "holds": claim.holds, "detail": claim.detail}

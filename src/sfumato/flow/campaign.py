@@ -4,7 +4,7 @@ counted records, never a report."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sfumato.errors import SpecError
@@ -69,7 +69,18 @@ def run(
 
     `charge_of` gives the charge for a task, if tasks are parts of a plan.
     """
-    answers = []
+    return list(each_answer(campaign, gather, ledger=ledger, rng=rng, charge_of=charge_of))
+
+
+def each_answer(
+    campaign: Campaign,
+    gather: Callable[[Any], Any],
+    *,
+    ledger: Account,
+    rng: Rng,
+    charge_of: Callable[[Any], Charge] = lambda task: task.loss,
+) -> Iterator[Any]:
+    """As `run`, one answer after another: thousands of rounds have gigabytes of tables."""
     while (task := campaign.next_task()) is not None:
         if task.is_local:  # devices randomise the records, so they cost when they are sent
             charge(task, ledger=ledger, loss=charge_of(task))
@@ -78,5 +89,4 @@ def run(
         else:
             batch = gather(task)
             answer = step(campaign, task, batch, ledger=ledger, rng=rng, charge_of=charge_of)
-        answers.append(answer)
-    return answers
+        yield answer

@@ -2,21 +2,22 @@
 
 An `Experiment` is a figure at one scale: jobs (each a workload and a seed), the function that runs
 a job, the panels of its readings, and the claims to be checked. The runner does the rest: it reads
-the data, runs the jobs, reports progress, makes number lines from the readings, and evaluates the
-claims. Pictures are drawn from the number lines alone.
+the data, runs the jobs on an engine, reports progress, makes number lines from the readings, and
+evaluates the claims. A job is a pure function of its workload and its seed, so the numbers are the
+same on any engine. Pictures are drawn from the number lines alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
+from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import SpecError
 from sfumato.reproduce.panels import Curves, Line, Panel, Reading, Series, draw_panels, number_lines
 
@@ -44,12 +45,16 @@ class Outcome:
     draw: Callable[[], Any]  # makes the matplotlib figure
 
 
+def _say_nothing(share: float) -> None:
+    pass
+
+
 class Job(NamedTuple):
     """One run of a workload. The seed draws everything that is random in it."""
 
     workload: Any
     seed: int
-    tell: Callable[[float], None] = lambda share: None  # reports the share that is done
+    tell: Callable[[float], None] = _say_nothing  # reports the share that is done
 
 
 def repeat(workloads: Iterable[Any], repeats: int) -> list[Job]:
@@ -89,7 +94,7 @@ class Experiment:
     labels: int = 5  # labels per row of the legend
     picture: Callable[[Any, Curves], Any] | None = None  # draws pictures that are not by panels
     at_once: int = os.cpu_count() or 1  # parallel jobs; the kernels release the lock
-    around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while jobs run
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # entered by each job
 
     def draw(self, evidence: Any, curves: Curves) -> Any:
         """The matplotlib figure."""
@@ -111,20 +116,26 @@ class Figure:
     paper: Any
     trains: bool = False  # whether it needs PyTorch
 
-    def run(self, scale: Scale, progress: Progress) -> Outcome:
-        """Make the figure."""
+    def run(self, scale: Scale, progress: Progress, engine: Engine | None = None) -> Outcome:
+        """Make the figure. The jobs run on the `engine`, by default in threads of this process."""
         sizes = {"small": self.small, "paper": self.paper}
         if scale not in sizes:
             raise SpecError(f"scale must be small or paper; got {scale!r}")
         if self.trains:
             import sfumato.learn  # noqa: F401  # fails early, and says what to install
         progress("reading data", 0.0)
-        return conduct(self.name, self.experiment(sizes[scale]), progress)
+        return conduct(self.name, self.experiment(sizes[scale]), progress, engine)
 
 
-def conduct(name: str, experiment: Experiment, progress: Progress) -> Outcome:
+def conduct(
+    name: str, experiment: Experiment, progress: Progress, engine: Engine | None = None
+) -> Outcome:
     """Run an experiment and check its claims."""
-    evidence = experiment.gather(_run_jobs(experiment, progress))
+    if engine is None:
+        results = _run_here(experiment, progress)
+    else:
+        results = _run_on(engine, experiment, progress)
+    evidence = experiment.gather(results)
     seeds = [job.seed for job in experiment.jobs]
     lines = number_lines(name, experiment.panels, experiment.readings(evidence), seeds)
     curves = Curves(lines)
@@ -135,20 +146,65 @@ def conduct(name: str, experiment: Experiment, progress: Progress) -> Outcome:
     )
 
 
-def _run_jobs(experiment: Experiment, progress: Progress) -> list[Any]:
-    """The results of all jobs, in their order."""
-    shares, lock = [0.0] * len(experiment.jobs), Lock()
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """The results of some jobs, by their places. They add."""
 
-    def run(place: int, job: Job) -> Any:
+    by_place: Mapping[int, Any]
+
+    def __add__(self, other: _Results) -> _Results:
+        return _Results({**self.by_place, **other.by_place})
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Runs one job; it can be pickled if the experiment's functions can."""
+
+    run: Callable[[Job], Any]
+    around: Callable[[], AbstractContextManager[None]]
+
+    def __call__(self, numbered: tuple[int, Job]) -> _Results:
+        place, job = numbered
+        with self.around():
+            return _Results({place: self.run(job)})
+
+
+def _run_here(experiment: Experiment, progress: Progress) -> list[Any]:
+    """The results of all jobs, in their order, from threads of this process. Jobs say how far they
+    are."""
+    shares, lock = [0.0] * len(experiment.jobs), Lock()
+    run = _Run(experiment.run, experiment.around)
+
+    def run_and_tell(numbered: tuple[int, Job]) -> _Results:
+        place, job = numbered
+
         def tell(share: float) -> None:
             with lock:
                 shares[place] = share
                 progress(experiment.stage(job.workload), sum(shares) / len(shares))
 
         tell(0.0)
-        result = experiment.run(job._replace(tell=tell))
+        results = run((place, job._replace(tell=tell)))
         tell(1.0)
-        return result
+        return results
 
-    with experiment.around(), ThreadPoolExecutor(experiment.at_once) as pool:
-        return list(pool.map(run, range(len(shares)), experiment.jobs))
+    engine = LocalEngine(experiment.at_once)
+    return _in_order(engine.sum(run_and_tell, enumerate(experiment.jobs)))
+
+
+def _run_on(engine: Engine, experiment: Experiment, progress: Progress) -> list[Any]:
+    """The same from an engine, whose workers may be other processes: progress is by jobs begun."""
+
+    def jobs() -> Iterator[tuple[int, Job]]:
+        for place, job in enumerate(experiment.jobs):
+            progress(experiment.stage(job.workload), place / len(experiment.jobs))
+            yield place, job
+
+    results = _in_order(engine.sum(_Run(experiment.run, experiment.around), jobs()))
+    progress("checking claims", 1.0)
+    return results
+
+
+def _in_order(results: _Results | None) -> list[Any]:
+    by_place = {} if results is None else results.by_place
+    return [by_place[place] for place in sorted(by_place)]

@@ -375,7 +375,12 @@ class Cohorts:
             )
             if between in (first, last):
                 return node.inside * int(between == last)
-            return np.asarray(chance.multivariate_hypergeometric(node.inside, between - first))
+            rows = np.flatnonzero(node.inside)
+            if 2 * rows.size > node.inside.size:
+                return np.asarray(chance.multivariate_hypergeometric(node.inside, between - first))
+            left = np.zeros_like(node.inside)  # small cohorts have devices of few rows
+            left[rows] = chance.multivariate_hypergeometric(node.inside[rows], between - first)
+            return left
         first, between, last = np.r_[self._cuts(), 1.0][[node.low, middle, node.high]]
         if first == last:
             return np.zeros_like(node.inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +175,30 @@ def test_the_same_seeds_give_the_same_numbers(name: str, outcome_of: OutcomeOf) 
     again = conduct(name, EXPERIMENTS[name](), silent)
     assert again.numbers == outcome_of(name).numbers
     assert again.claims == outcome_of(name).claims
+
+
+class Backwards:
+    """An engine that computes every shard twice, and adds the last one first."""
+
+    def sum(self, function: Callable[[Any], Any], shards: Iterable[Any]) -> Any:
+        total = None
+        for shard in reversed(list(shards)):
+            function(shard)
+            part = function(shard)
+            total = part if total is None else total + part
+        return total
+
+
+def test_the_numbers_do_not_depend_on_the_order_in_which_an_engine_adds(
+    outcome_of: OutcomeOf, no_files: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SFUMATO_DATA", no_files)
+    stages: list[tuple[str, float]] = []
+    ours = conduct(
+        "000-fig2", EXPERIMENTS["000-fig2"](), lambda *stage: stages.append(stage), Backwards()
+    )
+    assert ours.numbers == outcome_of("000-fig2").numbers
+    assert ours.claims == outcome_of("000-fig2").claims
+    shares = [share for _, share in stages]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)

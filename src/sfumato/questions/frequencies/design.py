@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sfumato import hashing
@@ -73,8 +74,13 @@ class FrequencyDesign(QuestionDefaults):
     """With a pilot: the probability with which some item may err by more than `target_error`. The
     second phase is sized for the refined decoder; if None, by equation (2) and `constant`."""
     similar: bool = later(True)  # whether rounds ask similar devices
+    sketches: int = later(0)
+    """The number of different sketches that rounds take in turn; 0 for one per round. Tables of one
+    sketch are added, so many rounds are decoded as fast as these, and collisions average out over
+    them."""
 
     def check(self) -> None:
+        require.at_least(0, sketches=self.sketches)
         require(
             not self.sparse or (self.mode == "one_hot" and self.secure is None),
             "sparse reports are for one_hot tables that the collector may see",
@@ -103,6 +109,8 @@ class FrequencyDesign(QuestionDefaults):
         """The sketch of a round; see `CountSketch` for what rounds share."""
         if self.mode == "one_hot":
             return OneHot(categories=self.items)
+        if self.sketches:
+            round %= self.sketches
         return CountSketch(
             rows=self.rows,
             width=width or self.width,
@@ -125,12 +133,18 @@ class FrequencyDesign(QuestionDefaults):
         )
 
     @property
+    def tables(self) -> int:
+        """The number of tasks of the main phase: one per round, or one for all rounds if noise is
+        added once."""
+        return self.rounds if self.every_round else 1
+
+    @property
     def task_count(self) -> int:
-        return len(self.cohorts())
+        return self.tables + (self.pilot_devices > 0)
 
     @property
     def least_noise(self) -> float | None:
-        tasks = [self.pilot(), *self.tasks()] if self.pilot_devices else self.tasks()
+        tasks = [self.pilot(), self.main_task(0)] if self.pilot_devices else [self.main_task(0)]
         multipliers = (task.noise_multiplier for task in tasks)
         return min((noise for noise in multipliers if noise is not None), default=None)
 
@@ -158,14 +172,14 @@ class FrequencyDesign(QuestionDefaults):
 
     def cohorts(self) -> dict[str, float]:
         pilot = self.pilot_devices / self.devices
-        names = [task.cohort for task in self.tasks()]
         shares = {PILOT_COHORT: pilot} if self.pilot_devices else {}
-        return shares | {name: (1 - pilot) / len(names) for name in names}
+        names = map(self._cohort, range(self.tables))
+        return shares | dict.fromkeys(names, (1 - pilot) / self.tables)
 
     def cohort_size(self, task: Task) -> float:
         if task.cohort == PILOT_COHORT:
             return self.pilot_devices
-        return (self.devices - self.pilot_devices) / len(self.tasks())
+        return (self.devices - self.pilot_devices) / self.tables
 
     def values(
         self, task: Task, items: pa.Array, *, dictionary: Dictionary | None, place: tuple[int, int]
@@ -211,10 +225,7 @@ class FrequencyDesign(QuestionDefaults):
     def traffic(self, width: int | None = None) -> dict[str, int]:
         """The bytes that a device sends, or in a masked round sends and receives; and those of the
         pilot's devices."""
-        main = max(
-            (traffic([task]) for task in self.tasks(width)),
-            key=lambda each: each["bytes_per_device"],
-        )
+        main = traffic([self.main_task(0, width)])
         if not self.pilot_devices:
             return main
         return main | {"pilot_bytes_per_device": traffic([self.pilot()])["bytes_per_device"]}
@@ -222,25 +233,27 @@ class FrequencyDesign(QuestionDefaults):
     @property
     def gain(self) -> int:
         """The number of rounds over which collisions average out."""
-        return self.rounds if self.similar and self.mode in ("fresh", "hybrid") else 1
+        if not self.similar or self.mode not in ("fresh", "hybrid"):
+            return 1
+        return min(self.rounds, self.sketches) if self.sketches else self.rounds
 
     def cell_noise(self, respondents: int) -> float:
         """The standard deviation of a cell of the sum over all rounds, as a share of the
         respondents."""
-        tables = self.rounds if self.every_round else 1
-        each = self.mechanism.stddev(max(respondents // tables, 1))
-        return math.sqrt(tables) * each / max(respondents, 1)
+        each = self.mechanism.stddev(max(respondents // self.tables, 1))
+        return math.sqrt(self.tables) * each / max(respondents, 1)
 
     def tasks(self, width: int | None = None) -> list[Task]:
-        """The main phase: one task per round, or one for all rounds if noise is added once."""
-        devices = self.devices - self.pilot_devices
-        if not self.every_round:
-            return [self.task(self.sketch(0, width), "every round", devices)]
-        each = -(-devices // self.rounds)
-        return [
-            self.task(self.sketch(round, width), f"round {round}", each)
-            for round in range(self.rounds)
-        ]
+        """The main phase."""
+        return [self.main_task(round, width) for round in range(self.tables)]
+
+    def main_task(self, round: int, width: int | None = None) -> Task:
+        """One of the `tables` tasks of the main phase. All have the same sizes and noise."""
+        devices = -(-(self.devices - self.pilot_devices) // self.tables)
+        return self.task(self.sketch(round, width), self._cohort(round), devices)
+
+    def _cohort(self, round: int) -> str:
+        return f"round {round}" if self.every_round else "every round"
 
     def parameters(self) -> dict[str, Any]:
         sizes: dict[str, Any] = {"items": self.items, "items_per_device": self.items_per_device}
@@ -251,7 +264,7 @@ class FrequencyDesign(QuestionDefaults):
             sizes |= {"pilot_devices": self.pilot_devices, "width_is_at_most": self.width}
         sizes |= noise_parameters(self.mechanism)
         if self.secure is not None:
-            sizes |= parameters_of(self.tasks()[0])
+            sizes |= parameters_of(self.main_task(0))
         return sizes | {"rounds": self.rounds, "noise_every_round": self.every_round}
 
     def pilot(self) -> Task:
@@ -296,30 +309,34 @@ class FrequencyCampaign(Campaign):
     design: FrequencyDesign
     items: hashing.Items  # the dictionary, in the order of the counts
     width: int = field(init=False)
-    _waiting: list[Task] = field(init=False)
-    _answers: list[NoisedSum] = field(default_factory=list)
+    _task: Task | None = field(init=False)
+    _answers: list[tuple[Task, int]] = field(default_factory=list)  # with numbers of devices
+    _sums: dict[Sketch, npt.NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.width = self.design.width
         has_pilot = self.design.pilot_devices > 0
-        self._waiting = [self.design.pilot()] if has_pilot else self.design.tasks()
+        self._task = self.design.pilot() if has_pilot else self.design.main_task(0)
 
     def next_task(self) -> Task | None:
-        return self._waiting[0] if self._waiting else None
+        return self._task
 
     def absorb(self, answer: NoisedSum) -> None:
         self.expect(answer.task.id)
-        self._waiting.pop(0)
-        if answer.task.cohort != PILOT_COHORT:
-            self._answers.append(answer)
-            return
-        self.width = width_from_pilot(answer, self.items, self.design)
-        self._waiting = self.design.tasks(self.width)
+        if answer.task.cohort == PILOT_COHORT:
+            self.width = width_from_pilot(answer, self.items, self.design)
+        else:
+            self._answers.append((answer.task, answer.count))
+            total = self._sums.get(answer.task.sketch)
+            self._sums[answer.task.sketch] = answer.table if total is None else total + answer.table
+        done = len(self._answers)
+        has_next = done < self.design.tables
+        self._task = self.design.main_task(done, self.width) if has_next else None
 
     @property
     def respondents(self) -> int:
         """The number of devices behind the estimates."""
-        return sum(answer.count for answer in self._answers)
+        return sum(count for _, count in self._answers)
 
     def estimates(self) -> Estimates:
         """Counts with errors, from every round so far."""
@@ -368,23 +385,27 @@ class FrequencyCampaign(Campaign):
         return significant_items(rounds, points, level=level, shares=self._shares(rounds))
 
     def _rounds(self) -> DecodedRounds:
-        pairs = [(answer.task.sketch, answer.table) for answer in self._answers]
-        return DecodedRounds.of([(s, t) for s, t in pairs if isinstance(s, CountSketch)])
+        return DecodedRounds.of(
+            (sketch, total)
+            for sketch, total in self._sums.items()
+            if isinstance(sketch, CountSketch)
+        )
 
     def _shares(self, rounds: DecodedRounds) -> F64:
         counts = dict.fromkeys(rounds.sketches, 0)
-        for answer in self._answers:
-            if isinstance(answer.task.sketch, CountSketch):
-                counts[answer.task.sketch] += answer.count
+        for task, count in self._answers:
+            if isinstance(task.sketch, CountSketch):
+                counts[task.sketch] += count
         devices = np.array(list(counts.values()), dtype=np.float64)
         return np.asarray(devices / max(devices.sum(), 1))
 
     def _whole_counts(self) -> tuple[I64, NoiseLaw]:
         """The sum of the rounds' counts, and the distribution of its noise."""
         noise = NoiseLaw.none()
-        for answer in self._answers:
-            noise += answer.task.mechanism.law(answer.count)
-        return np.sum([answer.table for answer in self._answers], axis=0), noise
+        for task, count in self._answers:
+            noise += task.mechanism.law(count)
+        (counts,) = self._sums.values()
+        return counts, noise
 
     def _one_hot(self) -> Estimates:
         counts, noise = self._whole_counts()

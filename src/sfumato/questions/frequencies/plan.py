@@ -60,6 +60,8 @@ SMALLEST_WIDTH = 10  # the paper's theorems need more than ten cells per row
 MOST_CELLS = 1 << 20  # upper limit, for sizing cells before their number is fixed
 PILOT_MOST, PILOT_LEAST = 10_000, 500  # devices
 PAPER_PILOT_MOST = 5_000  # of a million
+MOST_SKETCHES = 100  # of the rounds of a campaign, unless the study asks for one per round
+_REHEARSED_COHORT = 1 << 23  # devices at most
 READINGS = 30  # of each item by the refined decoder, also to find the significant ones
 VARIANTS: dict[str, Mode] = {"shared": "shared", "fresh": "fresh", "hybrid": "hybrid"}
 SKETCHES = ("count_sketch", *VARIANTS)  # algorithms of a study
@@ -134,11 +136,12 @@ def _bounds(study: Study, design: FrequencyDesign) -> dict[str, int]:
 
 def _costs(design: FrequencyDesign, width: int) -> dict[str, float | int]:
     tasks: list[tuple[Task, int]] = [
-        (design.tasks(width)[0], design.devices - design.pilot_devices)
+        (design.main_task(0, width), design.devices - design.pilot_devices)
     ]
     if design.pilot_devices:
         tasks.append((design.pilot(), design.pilot_devices))
-    tables = design.rounds if design.every_round and design.mode != "shared" else 1
+    tables = design.tables if design.mode != "shared" else 1
+    tables = min(tables, design.sketches or tables)
     is_exact = design.mode == "one_hot"
     lookups = 0 if is_exact else READINGS * design.items * design.rows * tables
     return costs(tasks, lookups=lookups, items=design.items)
@@ -146,7 +149,7 @@ def _costs(design: FrequencyDesign, width: int) -> dict[str, float | int]:
 
 def promise(study: Study, design: FrequencyDesign) -> Privacy:
     """The privacy statement of a design, which holds for all of its releases."""
-    task, mechanism = design.tasks()[0], ""
+    task, mechanism = design.main_task(0), ""
     sees = SEES_ALL if study.epsilon is None else SEES_TABLES
     if design.sparse:
         sees = SEES_ALL_ITEMS if study.epsilon is None else SEES_ITEMS
@@ -179,6 +182,8 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
 
     The prediction includes the decoder and the noise, but nothing is charged.
     """
+    if design.sketches:
+        design = _in_fewer_rounds(design, study)
     items = min(design.items, max(2_000, 200_000 // design.rounds), 20_000)
     synthetic = np.arange(items, dtype=np.int64)
     shares = reference_law(items)
@@ -200,6 +205,23 @@ def rehearse(design: FrequencyDesign, study: Study) -> Estimates:
         noised = task.mechanism.at_release(total, count=devices, rng=rng)
         campaign.absorb(NoisedSum(task, noised, devices))
     return campaign.estimates()
+
+
+def _in_fewer_rounds(design: FrequencyDesign, study: Study) -> FrequencyDesign:
+    """About one round for each of the design's sketches, and in all of them together the same
+    noise: its tables add up to tables of the same law, but for the shape of the noise."""
+
+    def total(design: FrequencyDesign) -> float:
+        devices = max(1, study.answering(design.devices) // design.rounds)
+        return math.sqrt(design.rounds) * design.main_task(0).mechanism.stddev(devices)
+
+    rounds = max(design.sketches, -(-design.devices // _REHEARSED_COHORT))
+    fewer = replace(design, rounds=rounds)
+    if total(fewer) == 0:
+        return fewer
+    assert isinstance(fewer.mechanism, NoiseAtRelease | NoiseInShares)  # others add no noise
+    scale = fewer.mechanism.scale * total(design) / total(fewer)
+    return replace(fewer, mechanism=replace(fewer.mechanism, scale=scale))
 
 
 def reference_law(items: int) -> F64:
@@ -225,6 +247,13 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
     sketch, secure = width > 0, secure_of(study)
     mechanism = noise_for(study, _norms(study, rows if sketch else 0))
 
+    # Sizes for a target error are computed for a sketch per round.
+    shares_sketches = (
+        study.round_count > MOST_SKETCHES
+        and study.algorithm not in VARIANTS
+        and study.target_error is None
+        and not study.paper_mode
+    )
     is_shown = (study.publish == "rounds" or secure is not None) and study.round_count > 1
     mixed: Mode = "fresh" if study.cohorts == "different" else "hybrid"
     modes: dict[Mode, bool]  # and whether every round has noise
@@ -236,6 +265,8 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
         modes = {"shared": False}
     elif study.paper_mode:
         modes = {mixed: True}
+    elif shares_sketches:  # with noise on every table anyway, Shared only has more collisions
+        modes = {"fresh": True} if is_shown else {"fresh": True, "shared": False}
     else:
         modes = {"fresh": True}
         if not (pilot and is_shown):  # with noise on every table, Shared never needs fewer cells
@@ -262,6 +293,7 @@ def _size(study: Study, items: int) -> tuple[FrequencyDesign, Estimates]:
             constant=sizing.PAPER_CONSTANT if study.paper_mode else sizing.CONSTANT,
             secure=secure,
             sparse=is_sparse,
+            sketches=MOST_SKETCHES if shares_sketches and mode in ("fresh", "hybrid") else 0,
         )
         for mode, every_round in modes.items()
     ]

@@ -410,7 +410,7 @@ class HistogramDesign(ListDefaults):
 
     def charge_of(self, task: Task) -> PlannedLoss:
         """One plan for both tasks of a device: it is asked for names once and for counts once."""
-        parts = (self.names.tasks()[0], self.counts.tasks()[0])
+        parts = (self.names.tasks()[0], self.counts.main_task(0))
         losses = tuple(part.loss for part in parts)
         return PlannedLoss(loss=task.loss, plan=digest(self), losses=losses)
 

@@ -190,7 +190,7 @@ def _costs(design: ListDesign, detectable: float) -> dict[str, float | int]:
     listed = names.devices * names.items_per_device / max(detectable, 1)
     lookups = float(tasks[0][0].cells * names.rounds)
     if design.counts is not None:
-        tasks.append((design.counts.tasks()[0], design.counts.devices))
+        tasks.append((design.counts.main_task(0), design.counts.devices))
         lookups += READINGS * listed * design.counts.rows * names.rounds
     return costs(tasks, lookups=lookups, items=listed)
 
@@ -199,7 +199,7 @@ def traffic(design: ListDesign) -> dict[str, int]:
     """The bytes that a device sends, or in masked rounds sends and receives."""
     tasks = [design.names.tasks()[0]]
     if design.counts is not None:
-        tasks.append(design.counts.tasks()[0])
+        tasks.append(design.counts.main_task(0))
     return secure_sum.traffic(tasks)
 
 

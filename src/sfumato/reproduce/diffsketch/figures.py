@@ -82,7 +82,8 @@ def _experiment(
     readings: Callable[[Trial], Iterable[Reading]] | None = None,
 ) -> Experiment:
     """Train every trial once per seed; `readings` replaces the accuracies by traffic."""
-    federated = {task: task.load() for task in dict.fromkeys(each.task for each in trials)}
+    tasks = {each.task.name: each.task for each in trials}
+    federated = {name: task.load() for name, task in tasks.items()}
     runs.load_compiled_kernels()
     readings_of = readings or _accuracies
 
@@ -94,7 +95,7 @@ def _experiment(
         heading=heading,
         jobs=repeat(trials, extent.repeats),
         stage=lambda each: f"{each.series}: {each.exchange.label}",
-        run=lambda job: runs.train(job.workload, federated[job.workload.task], job.seed),
+        run=lambda job: runs.train(job.workload, federated[job.workload.task.name], job.seed),
         gather=gather,
         panels=panels,
         readings=lambda trials: chain.from_iterable(map(readings_of, trials)),

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sfumato.arrays import F64
@@ -232,14 +233,23 @@ def need_gpu(tasks: Sequence[Workload], trainings: Sequence[int]) -> None:
     )
 
 
+_TRAINING = Lock()
+_trainings: list[int] = []  # for each under way, the number of threads before the first
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run each training on one thread; small products gain nothing from more."""
+    """Run each training on one thread, also several in one process; small products gain nothing
+    from more, and their sums are then the same on every machine."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _TRAINING:
+        _trainings.append(_trainings[0] if _trainings else torch.get_num_threads())
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _TRAINING:
+            before = _trainings.pop()
+            if not _trainings:
+                torch.set_num_threads(before)
