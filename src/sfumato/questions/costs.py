@@ -123,7 +123,7 @@ class TrainingWork:
     parameters: int  # of the model
     rows: int  # of the sketches of updates; 0 if these are sent whole
     products: int  # of two numbers, which the model computes for an example
-    examples: int  # that a client trains on in a round
+    examples: int  # per client and round
 
     def costs(self, task: Any) -> dict[str, float | int]:
         """The predictions for a training whose rounds are tasks like this one; for a collector if
