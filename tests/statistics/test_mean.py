@@ -18,7 +18,7 @@ from scipy import stats
 from checks import SEED, assert_mean
 from marks import quick
 from sfumato.flow.accumulator import Batch
-from sfumato.flow.campaign import run
+from sfumato.flow.campaign import step
 from sfumato.flow.contribute import contribute
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.task import Task
@@ -107,7 +107,9 @@ def answer_of(design: MeanDesign, vectors: F64, seed: int) -> Answer:
         return Batch(task.id, total, design.devices)
 
     ledger = Ledger(Budget(epsilon=None, delta=1e-6))
-    answers = run(campaign, gather, ledger=ledger, rng=rng)
+    answers = []
+    while (task := campaign.next_task()) is not None:
+        answers.append(step(campaign, task, gather(task), ledger=ledger, rng=rng))
     return Answer(campaign.estimate(), answers, vectors.mean(axis=0))
 
 

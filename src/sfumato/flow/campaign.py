@@ -4,7 +4,7 @@ counted records, never a report."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from sfumato.errors import SpecError
@@ -64,29 +64,15 @@ def run(
     ledger: Account,
     rng: Rng,
     charge_of: Callable[[Any], Charge] = lambda task: task.loss,
-) -> list[Any]:
+) -> None:
     """Run a campaign to its end; `gather` asks the devices of a task's cohort.
 
-    `charge_of` gives the charge for a task, if tasks are parts of a plan.
+    `charge_of` gives the charge for a task, if tasks are parts of a plan. Only the campaign keeps
+    answers: those of thousands of rounds are gigabytes.
     """
-    return list(each_answer(campaign, gather, ledger=ledger, rng=rng, charge_of=charge_of))
-
-
-def each_answer(
-    campaign: Campaign,
-    gather: Callable[[Any], Any],
-    *,
-    ledger: Account,
-    rng: Rng,
-    charge_of: Callable[[Any], Charge] = lambda task: task.loss,
-) -> Iterator[Any]:
-    """As `run`, one answer after another: thousands of rounds have gigabytes of tables."""
     while (task := campaign.next_task()) is not None:
         if task.is_local:  # devices randomise the records, so they cost when they are sent
             charge(task, ledger=ledger, loss=charge_of(task))
-            answer = gather(task)
-            campaign.absorb(answer)
+            campaign.absorb(gather(task))
         else:
-            batch = gather(task)
-            answer = step(campaign, task, batch, ledger=ledger, rng=rng, charge_of=charge_of)
-        yield answer
+            step(campaign, task, gather(task), ledger=ledger, rng=rng, charge_of=charge_of)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sfumato.engines import Engine, LocalEngine
 from sfumato.errors import DataError, StudyError
-from sfumato.flow.campaign import each_answer
+from sfumato.flow.campaign import run
 from sfumato.flow.release import CountRelease, MeanRelease, Release
 from sfumato.flow.segments import SEPARATOR
 from sfumato.planning import Plan, plan
@@ -139,9 +139,7 @@ def simulate(
             least=(planned.study.threshold or 0.0) * (1 - planned.study.expected_dropout),
             devices=min(sized.devices, devices.devices),
         )
-        gather, charge_of = fleet.gather, sized.charge_of
-        for _ in each_answer(campaign, gather, ledger=account, rng=rng, charge_of=charge_of):
-            pass
+        run(campaign, fleet.gather, ledger=account, rng=rng, charge_of=sized.charge_of)
     report("estimating", 1.0)
     participation = fleet.participation(
         rounds=planned.predicted["rounds"],

@@ -14,7 +14,7 @@ import torch
 from sfumato.device.private import update_table
 from sfumato.errors import MismatchError, SpecError
 from sfumato.flow.accumulator import Batch
-from sfumato.flow.campaign import run
+from sfumato.flow.campaign import step
 from sfumato.flow.model_terms import LocalTraining, ModelTerms, digest_of, to_bytes
 from sfumato.flow.release import NoisedSum
 from sfumato.flow.secure_sum import SecureSum
@@ -379,7 +379,10 @@ def test_the_same_answers_make_the_same_model(compression: Any) -> None:
         return Batch(task.id, total, design.cohort)
 
     books = Ledger(Budget(epsilon=None, delta=DELTA))
-    answers = run(again, gather, ledger=books, rng=SeededRng(0), charge_of=design.charge_of)
+    rng, charge_of, answers = SeededRng(0), design.charge_of, []
+    while (task := again.next_task()) is not None:
+        batch = gather(task)
+        answers.append(step(again, task, batch, ledger=books, rng=rng, charge_of=charge_of))
     finished(learner)
     assert again.parameters() == learner.campaign.parameters()
     assert again.rate == learner.campaign.rate > 1
