@@ -16,7 +16,7 @@ from questioning import (
 from sfumato.study import QUESTIONS, QuestionFacts
 
 MEDIAN = Case(
-    question="median",
+    question="example_median",
     trust="central",
     keys={"epsilon": 0.2},
     cycle=[str(20 + 3 * place) for place in range(20)],
@@ -29,7 +29,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
     facts = QuestionFacts(
         planners={"central": "median.plan:plan"}, release="median.design:MedianRelease"
     )
-    monkeypatch.setitem(QUESTIONS, "median", facts)
+    monkeypatch.setitem(QUESTIONS, "example_median", facts)
     param: Case = request.param
     return param
 

@@ -55,7 +55,7 @@ class MedianRelease(EstimateRelease):
         return f"MedianRelease: {self.median:g} ({self.low:g} … {self.high:g}); {self._promise()}"
 
 
-@spec("median_design")
+@spec("example_median_design")
 class MedianDesign(QuestionDefaults):
     """A sized question for a median."""
 

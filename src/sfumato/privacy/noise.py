@@ -118,7 +118,7 @@ class NoNoise(AtRelease):
 
 @spec("noise_at_release")
 class NoiseAtRelease(AtRelease):
-    """Discrete Gaussian or Laplace noise, added once to the sum by the collector.
+    """Discrete noise of one of `NOISES`, added once to the sum by the collector.
 
     Claim: one release is (epsilon, delta)-DP at the epsilon that `accounting.epsilon_of` gives for
         `loss`; neighbours differ by one device's table becoming zero, the count being public.
