@@ -65,7 +65,9 @@ def test_a_campaign_with_nothing_to_ask_ends_at_once() -> None:
     ledger = Ledger(Budget(epsilon=1.0, delta=1e-6))
     campaign, fleet = Rounds(), Fleet()
     run(campaign, fleet.gather, ledger=ledger, rng=SeededRng(SEED))
-    assert not (fleet.asked or campaign.absorbed or ledger.entries())
+    assert fleet.asked == []
+    assert campaign.absorbed == []
+    assert ledger.entries() == []
 
 
 def test_a_campaign_ends_where_the_budget_does_and_hears_nothing_more() -> None:
