@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from marks import quick
 from sfumato import simulate
 from sfumato.collector import studies
 from sfumato.collector.store.store import Store
@@ -210,7 +211,7 @@ MASKED_PLANS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MASKED_PLANS)
+@pytest.mark.parametrize("name", quick(MASKED_PLANS, "mean without a clip"))
 def test_masked_rounds_of_several_tasks_fit_the_budget_they_were_planned_for(name: str) -> None:
     """They are charged as one plan, like tables that are added at once."""
     study, data = MASKED_PLANS[name]

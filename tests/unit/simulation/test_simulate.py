@@ -151,7 +151,10 @@ class BackwardEngine:
             "bytes_per_device": 2_000,
         },
         {"question": "frequencies", "trust": "local", "epsilon": 4.0},
-        {"question": "new_words", "trust": "local", "epsilon": 8.0, "daily_reports": 2},
+        pytest.param(
+            {"question": "new_words", "trust": "local", "epsilon": 8.0, "daily_reports": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_seeded_run_does_not_depend_on_the_order_of_shards(study: dict[str, Any]) -> None:
