@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
+from sfumato.arrays import F64
+
 SEED = int(os.environ.get("SFUMATO_TEST_SEED", "20261115"))
 """Fixed by default; nightly runs set SFUMATO_TEST_SEED to a fresh number."""
 
@@ -79,3 +81,16 @@ def assert_mean(
         f"mean {values.mean():.6g} of {values.size} samples is {deviations:.1f} standard errors "
         f"from {mean:.6g}; {allowed:.1f} are allowed"
     )
+
+
+def voted_law(holders: int, rate: float, repetitions: int, needed: int) -> F64:
+    """P(samples = s and votes ≥ needed) for each s, one repetition after another."""
+    one = stats.binom.pmf(np.arange(holders + 1), holders, rate)
+    joint = np.zeros((repetitions + 1, repetitions * holders + 1))  # votes, samples
+    joint[0, 0] = 1.0
+    for _ in range(repetitions):
+        after = joint * one[0]
+        for sampled in range(1, holders + 1):
+            after[1:, sampled:] += one[sampled] * joint[:-1, : joint.shape[1] - sampled]
+        joint = after
+    return np.asarray(joint[needed:].sum(axis=0))

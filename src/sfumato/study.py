@@ -361,12 +361,12 @@ class Study:
     publish: Literal["final", "rounds", "significant"] = "final"
     """Show the last answer, every round's too, or only the significant items."""
     alphabet: str | None = None
-    """Open domains: the characters of words (new_words: a to z by default). Without one,
-    heavy_hitters and histogram accept any text."""
+    """Open domains: the characters of words. By default any text; for the puzzle, a to z."""
     word_length: int | None = None
     """Open domains: the length of the longest words, in characters of the alphabet (10 by default),
-    or of the longest texts, in bytes (24, or 64 if devices send items themselves). Longer words are
-    cut, longer texts are left out."""
+    or of the longest texts, in bytes: 64 if devices send items themselves, 24 in invertible
+    sketches, 12 for new_words, 10 with trust "secure". Longer words are cut, and so are texts that
+    are searched by their prefixes; other longer texts are left out."""
     adaptive: bool | None = None  # heavy_hitters: adapt the sampling to earlier rounds
     clip: float | None = None
     """Mean, train: longer vectors are scaled down to this L2 norm. A mean without one counts the

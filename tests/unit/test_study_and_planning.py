@@ -15,6 +15,7 @@ from sfumato.errors import ImpossibleError, StudyError
 from sfumato.flow.report import HEADER_BYTES, report_bytes
 from sfumato.planning import Plan
 from sfumato.privacy import NoiseAtRelease, NoNoise, epsilon_of
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.questions import sizing
 from sfumato.questions.frequencies.plan import DEFAULT_BYTES
 from sfumato.study import Study
@@ -192,7 +193,7 @@ def test_the_promise_is_what_the_ledger_will_be_charged() -> None:
     assert plan.study.epsilon is not None
     spent = epsilon_of([sums_of(plan).tasks()[0].loss], plan.study.delta)
     assert 0.99 * plan.study.epsilon < spent <= plan.study.epsilon
-    assert f"cost of epsilon {spent:.4f}" in plan.privacy.mechanism
+    assert f"cost of epsilon {epsilon_text(spent)}" in plan.privacy.mechanism
     assert plan.privacy.unit == "device"
     assert plan.privacy.neighbours.startswith("zero-out")
 

@@ -276,7 +276,7 @@ class Release:
         if self.privacy.epsilon is None or math.isinf(self.privacy.epsilon):
             return "no differential privacy"
         each = " per report" if self.privacy.unit == "report" else ""
-        return f"epsilon {self.privacy.epsilon:g}{each}, delta {self.privacy.delta:g}"
+        return f"epsilon {epsilon_text(self.privacy.epsilon)}{each}, delta {self.privacy.delta:g}"
 
 
 def _cells(text: str) -> int:

@@ -240,7 +240,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
 
 def _guarantee(study: Study, design: TrainingDesign | DiffSketchDesign, epsilon: float) -> str:
     return (
-        f"({math.ceil(1e3 * epsilon) / 1e3:g}, {study.delta:g})-differential privacy for each "
+        f"({epsilon_text(epsilon)}, {study.delta:g})-differential privacy for each "
         f"client over all {design.rounds:,} rounds"
     )
 
@@ -464,7 +464,7 @@ def _warnings(study: Study, design: TrainingDesign) -> list[str]:
             f"spends epsilon {epsilon_text(spent)} at delta {study.delta:g}"
         )
     if math.isfinite(spent) and spent > 10:
-        warnings.append(f"epsilon {spent:.3g} promises next to nothing")
+        warnings.append(f"epsilon {epsilon_text(spent)} promises next to nothing")
     if design.sampling == "fixed" and design.noise_multiplier:
         warnings.append(
             'cohorts of a fixed size cost much more than sampling = "poisson", which draws each '

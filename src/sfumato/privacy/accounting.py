@@ -41,6 +41,8 @@ LISTS_SHARE = 0.25  # of a budget's delta, set aside for lists; ledgers on disk 
 LARGEST_MULTIPLIER = 1e4  # of the noise on a table, by its largest norm
 _PRECISION = 1e-3  # of a calibrated scale or multiplier, relative; it is rounded up
 SMOOTHING = 3.0  # variance by which discrete Gaussian noise is priced as less than it is
+_MOST_COMPOSED = 8  # different losses that are composed exactly without a limit: a few seconds,
+_MOST_CELLS = 64  # and in all these cells that are moved by one
 _SAMPLED_INTERVAL = 1e-3  # grid of losses of sampled rounds; the accountant rounds up
 _COARSE = 16.0  # scale up to which divergences of unit shifts are summed: beyond, bounds are close
 _NOTHING = -60.0  # logarithm of a part of a sum that no float can show
@@ -270,7 +272,8 @@ def filter_epsilon(
         even where earlier releases decide what is asked next and with how much noise.
     Proof: docs/proofs/ledger.md.
 
-    Without a limit there is no filter: the charges are priced as such a list.
+    Without a limit there is no filter: the charges are priced as such a list, by Rényi divergences
+    alone if exact composition would take long.
     """
     losses = [loss for cohorts in campaigns for cohort in cohorts for loss in cohort]
     if any(isinstance(loss, NoPrivacy) for loss in losses):
@@ -288,7 +291,9 @@ def filter_epsilon(
     if delta == 0:
         return as_list
     if limit is None:
-        return min(as_list, _listed_epsilon(campaigns, delta))
+        cells = sum(loss.unit_cells for loss in losses if isinstance(loss, AdditiveLoss))
+        is_quick = len(set(losses)) <= _MOST_COMPOSED and cells <= _MOST_CELLS
+        return min(as_list, _listed_epsilon(campaigns, delta)) if is_quick else as_list
     place, threshold = _filter_order(limit, (1 - LISTS_SHARE) * delta)
     share = float(renyi[place]) / threshold if threshold > 0 else math.inf
     return max(as_list, min(pure, limit * share))
@@ -296,13 +301,11 @@ def filter_epsilon(
 
 def _listed_epsilon(campaigns: Sequence[Collection[Sequence[Loss]]], delta: float) -> float:
     """The epsilon of a list of charges that was fixed in advance: by exact composition if the
-    cohorts of each campaign cost the same, and at most that of basic composition."""
+    cohorts of each campaign cost the same, and at most the sum of what the campaigns cost."""
+    different = [{tuple(sorted(cohort, key=repr)) for cohort in cohorts} for cohorts in campaigns]
     share = delta / len(campaigns)
-    basic = sum(
-        max(epsilon_of(cohort, share) for cohort in set(map(tuple, cohorts)))
-        for cohorts in campaigns
-    )
-    different = [set(map(tuple, cohorts)) for cohorts in campaigns]
+    prices = {cohort: epsilon_of(cohort, share) for cohort in set().union(*different)}
+    basic = sum(max(prices[cohort] for cohort in cohorts) for cohorts in different)
     if any(len(cohorts) > 1 for cohorts in different):
         return basic
     return min(basic, epsilon_of([loss for (cohort,) in different for loss in cohort], delta))

@@ -10,8 +10,9 @@ is taken at each candidate (a score interval), not at the estimate.
 Counts that are shown only from a threshold on are biased upwards by selection. Given `above`, the
 laws are conditional on reaching the threshold.
 
-Claim: P(low ≤ truth ≤ high) ≥ 0.95 for every truth, given that the item is shown, where the law is
-    exact; elsewhere up to the error of a normal approximation at a deviation of ten or more.
+Claim: P(low ≤ truth ≤ high) ≥ 0.95 for every truth that is shown with a probability above 1e-9,
+    given that it is shown, where the law is exact; elsewhere up to the error of a normal
+    approximation at a deviation of ten or more.
 Proof: docs/proofs/intervals.md.
 """
 
@@ -225,9 +226,9 @@ def of_votes(
     were in samples: `repetitions` samples, in each of which a holder is with probability `rate`,
     given that at least `needed` samples have a holder.
 
-    The exact law of the sum given the votes, where an item might have been shown by chance; a score
-    interval for items that are too common for that. If less than 1 in `rate` is more than 64, every
-    1/(32·rate)-th truth is tried, and bounds are moved outwards by as much.
+    The exact law of the sum given the votes, where an item might have been shown by chance or its
+    law is narrow; a score interval for items that are too common for that. If 1/`rate` is more than
+    64, every 1/(32·rate)-th truth is tried, and bounds are moved outwards by as much.
     """
     from scipy import stats
 
@@ -252,6 +253,7 @@ def of_votes(
     sure = 1.0 / rate
     while chance(sure) < _CERTAIN:
         sure *= 1.1
+    sure = max(sure, _WIDE / (total * (1 - rate)))
     spread = math.sqrt(total * sure * (1 + total * (1 - share)))
     values, places = np.unique(sampled, return_inverse=True)
     near = values[values <= total * sure + 8 * spread + 20]

@@ -43,10 +43,10 @@ class Tree:
 
 
 def root_from(leaves: Mapping[int, bytes], proof: bytes, *, count: int) -> bytes:
-    """The root of the only tree of `count` leaves that this proof fits, with these among them.
+    """The root of a tree of `count` leaves that has these among them, as this proof says.
 
-    Raises MismatchError if the proof fits none. To find other leaves with the same root and `count`
-    is to find a collision of SHA-256.
+    Raises MismatchError if the proof has the wrong length. To find other leaves with the same root
+    and `count` is to find a collision of SHA-256.
     """
     if not leaves or min(leaves) < 0 or max(leaves) >= count:
         raise MismatchError(f"a proof must be of some of the places 0 to {count - 1}")

@@ -481,11 +481,11 @@ class _SharingRng:
     """Words that follow from a secret seed, so that a device can make the same shares again."""
 
     def __init__(self, seed: bytes) -> None:
-        self._text, self.check_acknowledgements = b"sfumato/1/secagg/shares/" + seed, 0
+        self._text, self._draws = b"sfumato/1/secagg/shares/" + seed, 0
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        self.check_acknowledgements += 1
-        stream = hashlib.shake_256(self._text + self.check_acknowledgements.to_bytes(4, "little"))
+        self._draws += 1
+        stream = hashlib.shake_256(self._text + self._draws.to_bytes(4, "little"))
         return np.frombuffer(stream.digest(8 * count), dtype="<u8").astype(np.uint64)
 
 

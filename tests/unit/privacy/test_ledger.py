@@ -588,6 +588,18 @@ def test_without_a_limit_nothing_costs_more_than_basic_composition(
     assert together >= epsilon_of([loss, loss], DELTA) - 5e-4
 
 
+def test_without_a_limit_many_different_charges_cost_a_little_too_much() -> None:
+    """Nine losses, which are one more than are composed exactly: by Rényi divergences."""
+    losses = [
+        AdditiveLoss(noise="gaussian", scale=4 + place / 10, l1=1.0, l2=1.0, unit_cells=1)
+        for place in range(9)
+    ]
+    exact = epsilon_of(losses, DELTA)
+    few = filter_epsilon([[[loss]] for loss in losses[:8]], DELTA, None)
+    assert few == pytest.approx(epsilon_of(losses[:8], DELTA))
+    assert exact < filter_epsilon([[[loss]] for loss in losses], DELTA, None) < 1.15 * exact
+
+
 def test_without_a_limit_cohorts_of_different_costs_add_up_to_the_costliest() -> None:
     """Two campaigns, each with a cohort of little noise and one of much: basic composition."""
     little = AdditiveLoss(noise="skellam", scale=0.4, l1=1.0, l2=1.0, unit_cells=1)

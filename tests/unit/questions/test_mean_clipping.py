@@ -32,7 +32,7 @@ from sfumato.privacy import (
     SeededRng,
     epsilon_of,
 )
-from sfumato.privacy.accounting import SMOOTHING, renyi_divergences
+from sfumato.privacy.accounting import SMOOTHING, epsilon_text, renyi_divergences
 from sfumato.questions.mean import clipping
 from sfumato.questions.mean.clipping import ClippedMeanCampaign, ClippedMeanDesign
 from sfumato.questions.mean.design import MeanDesign
@@ -148,7 +148,7 @@ def test_a_statement_describes_both_rounds() -> None:
         assert f"{design.mean.multiplier / math.sqrt(share):.4f} times" in statement
     tasks = [design.norm_task(), *(design.mean.task(step, 4) for step in (0, 1))]
     spent = epsilon_of([task.loss for task in tasks], 1e-6)
-    assert f"cost of epsilon {spent:.4f}" in statement
+    assert f"cost of epsilon {epsilon_text(spent)}" in statement
 
 
 # The clip.

@@ -17,6 +17,7 @@ from sfumato.cli.main import main
 from sfumato.errors import ImpossibleError, SpecError, StudyError
 from sfumato.planning import Comparison, compare
 from sfumato.privacy import epsilon_of
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.questions.mean.design import MeanDesign
 from sfumato.questions.mean.plan import widest_tasks
 
@@ -101,7 +102,7 @@ def test_the_accountant_finds_what_is_promised(trust: str, compression: str) -> 
     assert isinstance(planned.design, MeanDesign)
     spent = epsilon_of([task.loss for task in widest_tasks(planned.design)], 1e-7)
     assert 0.99 < spent <= 1.0
-    assert f"cost of epsilon {spent:.4f}" in planned.privacy.mechanism
+    assert f"cost of epsilon {epsilon_text(spent)}" in planned.privacy.mechanism
     assert planned.privacy.neighbours.startswith("zero-out")
 
 

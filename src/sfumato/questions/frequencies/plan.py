@@ -28,6 +28,7 @@ from sfumato.privacy import (
     epsilon_of,
     least_noise,
 )
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.noise import AT_RELEASE
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
@@ -160,7 +161,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
         spent = epsilon_of([task.loss], study.delta)
         mechanism = (
             f"{kind} noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
-            f"{spent:.4f}"
+            f"{epsilon_text(spent)}"
         )
     return device_promise(
         study,

@@ -12,7 +12,7 @@ from sfumato.flow.release import Privacy
 from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
-from sfumato.privacy.accounting import SMOOTHING, gaussian_stddev
+from sfumato.privacy.accounting import SMOOTHING, epsilon_text, gaussian_stddev
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import common_warnings, secure_of
@@ -121,7 +121,7 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
         elif len(tasks) > 1:
             others = "the second" if len(tasks) == 2 else f"at most {len(tasks) - 1} others"
             mechanism += f" in the first round{of} and {last:.4f} times it in {others}"
-        mechanism += f", at a cost of epsilon {spent:.4f}"
+        mechanism += f", at a cost of epsilon {epsilon_text(spent)}"
     return device_promise(
         study,
         neighbours=ZERO_OUT.format("tables become"),

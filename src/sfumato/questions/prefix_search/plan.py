@@ -24,6 +24,7 @@ from sfumato.privacy import (
     gaussian_stddev,
     least_noise,
 )
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import (
@@ -109,7 +110,7 @@ def promise(study: Study, design: PrefixDesign) -> Privacy:
         rounds = "one round" if design.rounds == 1 else f"{design.rounds} rounds"
         mechanism = (
             f"Skellam noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "
-            f"{spent:.4f} in {rounds} of all devices"
+            f"{epsilon_text(spent)} in {rounds} of all devices"
         )
     return device_promise(
         study,

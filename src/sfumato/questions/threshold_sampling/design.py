@@ -217,28 +217,35 @@ class Majority:
     def interval(self, devices: int) -> tuple[F64, F64]:
         """95% intervals for counts over all `devices`, given that an item is in enough samples.
 
-        Of copies, all repetitions together are one sample of as many times the copies, at the rate
-        1/sampling_threshold, by a normal law. Devices that do not answer are missing from every
-        repetition, so their part of the variance counts so many times."""
+        Nobody knows how many copies a holder has. With one each, the law is that of devices; with
+        several, all repetitions together are one sample of as many times the copies, at the rate
+        1/sampling_threshold, by a normal law. So an interval for copies spans both. Devices that do
+        not answer are missing from every repetition, so their part of the variance counts so many
+        times."""
         if not self.respondents:
             return np.zeros(0), np.zeros(0)
         times, rate = self.design.repetitions, 1 / self.design.sampling_threshold
-        if rate < 1 and self.design.mechanism.most_per_item == 1:
-            return of_votes(
-                np.rint(self.totals * rate).astype(np.int64), devices=devices,
-                respondents=self.respondents, rate=rate, repetitions=times,
-                needed=guarantees.votes_needed(times),
-            )  # fmt: skip
         answering, each = self.respondents / devices, self.design.mechanism.most_per_item
+        needed = guarantees.votes_needed(times)
+        if rate < 1:
+            alone = of_votes(
+                np.rint(self.totals * rate).astype(np.int64), devices=devices * each,
+                respondents=self.respondents * each, rate=rate, repetitions=times, needed=needed,
+            )  # fmt: skip
+            if each == 1:
+                return alone
         per_device = 1
         if answering < 1:
             missing = times * each * (1 - answering) * rate
             per_device = int(np.ceil((1 - rate + missing) / (1 - answering * rate)))
         low, high = of_estimates(
             self.totals, 0.0, devices=times * devices, respondents=times * self.respondents,
-            rate=rate, per_device=per_device, above=guarantees.votes_needed(times) / rate,
+            rate=rate, per_device=per_device, above=needed / rate,
         )  # fmt: skip
-        return low / times, high / times
+        low, high = low / times, high / times
+        if rate < 1:
+            low, high = np.minimum(low, alone[0]), np.maximum(high, alone[1])
+        return low, high
 
 
 @dataclass(slots=True, repr=False)
