@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from collecting import Clock, Stage, work
+import browsing
+from collecting import KEY, Clock, Stage, work
 from databases import DIALECTS, ROOT, execute, table_names
+from service.dashboard.visiting import sign_in_as
 from sfumato.collector import check
 from sfumato.collector.backup import backup, restore
 from sfumato.collector.store.schema import VERSION
@@ -80,6 +82,22 @@ def test_the_studies_of_an_old_store_are_released_by_todays_code(stage: Stage) -
     with stage.store.reading() as tx:
         assert len(tx.entries()) == 2  # the two central ones with a promise
     assert check.check(str(stage.path)).problems == ()
+
+
+def test_the_dashboard_shows_the_studies_of_an_old_store(tmp_path: Path) -> None:
+    place, key = f"sqlite:///{old_store(tmp_path)}", tmp_path / "collector.key"
+    key.touch(mode=0o600)
+    key.write_text(KEY.hex(), encoding="ascii")
+    with (
+        browsing.open_stage(tmp_path, store=place, budget_epsilon=4.0) as stage,
+        closing(sign_in_as(stage)) as visitor,
+    ):
+        rows = stage.client.studies()
+        assert len(rows) == 4
+        for study in rows:
+            page = visitor.get(f"/dashboard/studies/{study['id']}")
+            assert page.status_code == 200
+            assert study["name"] in page.text
 
 
 def test_a_store_moves_to_a_server_with_every_row(server_url: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import pytest
 
+from planning_checks import NEEDED
 from sfumato import plan, simulate
 from sfumato.collector.worker.rounds import least_waiting
 from sfumato.errors import SimulationWarning, StudyError
@@ -26,7 +27,6 @@ PAIRS = [
     for trust in facts.planners
     if facts.data != "examples"
 ]
-NEEDED: dict[str, dict[str, Any]] = {"vectors": {"clip": 1.0, "dimensions": 10}}  # by the data
 
 
 def other(key: str) -> Any:
@@ -51,7 +51,7 @@ def other(key: str) -> Any:
 
 def study(question: str, trust: Trust, **keys: Any) -> dict[str, Any]:
     values = {"question": question, "trust": trust, "epsilon": 4.0, "devices": 3_000}
-    return values | NEEDED.get(QUESTIONS[question].data, {}) | keys
+    return values | NEEDED.get(question, {}) | keys
 
 
 def listed(question: str) -> list[str] | None:

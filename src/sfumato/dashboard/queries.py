@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from sfumato.collector.store.store import (
 from sfumato.collector.studies import terms_of
 from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
+from sfumato.flow.release import Release
 from sfumato.privacy import Entry
 from sfumato.secagg.coordinator import Phase
 from sfumato.study import QUESTIONS, TRUSTS, Study
@@ -148,7 +149,8 @@ def _read(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
 
 
 def _parse(text: str) -> tuple[Mapping[str, Any], Sequence[Estimate]]:
-    release = json.loads(text)
+    """Common fields that a release lacks, such as an older one, are None."""
+    release = dict.fromkeys(each.name for each in fields(Release)) | json.loads(text)
     return release, estimates(release.get("estimates", ()))  # a model has none
 
 

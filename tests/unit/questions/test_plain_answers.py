@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import sfumato
 from checks import SEED
+from planning_checks import NEEDED
 from sfumato.flow.release import Influence
 from sfumato.planning import plan
 from sfumato.privacy.shuffling import shuffled_epsilon
@@ -16,7 +15,6 @@ from sfumato.questions.promise import local_promise, with_shuffling
 from sfumato.study import QUESTIONS
 
 ITEMS = [f"item {number}" for number in range(20)]
-NEEDED: dict[str, dict[str, Any]] = {"mean": {"dimensions": 30, "clip": 1.0}}
 SUMS = [
     (question, trust)
     for question, facts in QUESTIONS.items()

@@ -70,13 +70,22 @@ def by_both_laws(samples: I64) -> tuple[F64, F64]:
         repetitions=15, sampling_threshold=20.0, mechanism=SimpleNamespace(most_per_item=5)
     )
     return Majority(
-        items=pa.array([]), totals=samples * 20.0, votes=samples, design=design, respondents=1_000
+        items=pa.array([]),
+        totals=samples.astype(np.float64) * 20,
+        votes=samples,
+        design=design,
+        respondents=1_000,
     ).interval(1_000)
 
 
 def by_a_normal_law(samples: I64) -> tuple[F64, F64]:
     low, high = of_estimates(
-        samples * 20.0, 0.0, devices=15_000, respondents=15_000, rate=1 / 20, above=160.0
+        samples.astype(np.float64) * 20,
+        0.0,
+        devices=15_000,
+        respondents=15_000,
+        rate=1 / 20,
+        above=160.0,
     )
     return low / 15, high / 15
 
