@@ -1,9 +1,9 @@
 """The hot loops, over plain arrays: each twice, compiled (`compiled`) and in numpy (`plain`).
 
-The twins have one signature and give equal results, bit for bit, as a test checks. Small inputs
-take the numpy path until the first large one, so a device never compiles or even imports numba;
-large ones take the compiled path, cut into one piece per core (the kernels release the interpreter
-lock).
+The twins have one signature and give equal results, bit for bit, as a test checks (those of `dense`
+up to rounding). Small inputs take the numpy path until the first large one, so a device never
+compiles or even imports numba; large ones take the compiled path, cut into one piece per core (the
+kernels release the interpreter lock).
 
 All arithmetic is over p = 2**61 - 1; `hashing` says what the values mean. `points` is (n,) of
 field elements. `buckets` is (·, rows, 2) and `signs` is (·, rows, 4) of polynomial coefficients,
@@ -105,9 +105,10 @@ def is_compiled() -> bool:
 class Twins:
     """The loops of one folder, compiled and in numpy."""
 
-    def __init__(self, folder: str, small: int) -> None:
+    def __init__(self, folder: str, small: int, *, are_equal: bool = True) -> None:
         self._folder = folder
         self._small = small  # work below which numba is not loaded
+        self._are_equal = are_equal  # bit for bit: otherwise only the work decides between them
         self._compiled: ModuleType | None = None
 
     def compiled(self) -> ModuleType | None:
@@ -117,8 +118,9 @@ class Twins:
         return self._compiled
 
     def pick(self, work: int) -> ModuleType:
-        """The compiled twin if it is loaded or worth loading, else the other one."""
-        compiled = self.compiled() if work >= self._small else self._compiled
+        """The compiled twin if it is worth loading, or loaded and equal; else the other one."""
+        loaded = self._compiled if self._are_equal else None
+        compiled = self.compiled() if work >= self._small else loaded
         return compiled or import_module(f"sfumato.kernels.{self._folder}.plain")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -217,10 +218,35 @@ def compiled_tables(vectors: F32, sketch: DenseSketch) -> F32:
     )
 
 
+@contextmanager
+def compiled_alone() -> Iterator[None]:
+    """Small inputs take the compiled path, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "TWINS", kernels.Twins("dense", 0))
+        assert dense.TWINS.pick(0) is compiled_dense
+        yield
+
+
 @pytest.fixture
-def awake() -> None:
-    """Small inputs take the compiled path, too, once a large one has come."""
-    assert dense.TWINS.compiled() is compiled_dense
+def only_compiled() -> Iterator[None]:
+    with compiled_alone():
+        yield
+
+
+def test_what_ran_before_does_not_show() -> None:
+    """Twins that are equal up to rounding: a seeded run repeats in a process of another history."""
+    small, large = (
+        DenseSketch(length=length, width=width, rows=15, blocks=3, seed=SEED)
+        for length, width in ((300, 20), (1 << 17, 1000))
+    )
+    vector, noise = normal(300), normal(*small.shape, stream=1)
+    large.encode(normal(large.length))
+    after = small.encode(vector), small.decode(noise)
+    hashes, scale = (small.rotations, small.sign_keys), 1 / math.sqrt(15)
+    assert after[0].tobytes() == plain_dense.encode(vector, *hashes, 20, scale).tobytes()
+    with compiled_alone():  # the control: the other twin would show
+        others = small.encode(vector), small.decode(noise)
+    assert any(one.tobytes() != other.tobytes() for one, other in zip(after, others, strict=True))
 
 
 @settings(max_examples=150)
@@ -228,11 +254,12 @@ def awake() -> None:
 def test_the_twins_are_equal_up_to_rounding(sketch: DenseSketch, stream: int) -> None:
     """Both add the same numbers, so they differ by no more than float32 sums may be off: the
     number of terms times 2**-24 times the sum of their sizes."""
-    dense.TWINS.compiled()
     vector, noise = normal(sketch.length, stream=stream), normal(*sketch.shape, stream=stream + 1)
     scale, hashes = 1 / math.sqrt(sketch.rows), (sketch.rotations, sketch.sign_keys)
     plain = plain_dense.encode(vector, *hashes, sketch.width, scale)
-    compiled = compiled_tables(vector[None], sketch)[0]
+    with compiled_alone():
+        compiled = compiled_tables(vector[None], sketch)[0]
+        other = dense.decode(noise, *hashes, sketch.length, sketch.blocks, scale)
     sizes = np.stack(
         [
             np.bincount(
@@ -246,12 +273,11 @@ def test_the_twins_are_equal_up_to_rounding(sketch: DenseSketch, stream: int) ->
     terms = sketch.rotations.shape[1]
     assert np.all(np.abs(plain - compiled) <= bound(terms, scale * sizes))
     read = plain_dense.decode(noise, *hashes, sketch.length, sketch.blocks, scale)
-    other = dense.decode(noise, *hashes, sketch.length, sketch.blocks, scale)
     largest = np.abs(noise).max(axis=1).reshape(sketch.blocks, -1).sum(axis=1).max()
     assert np.all(np.abs(read - other) <= bound(sketch.rows, scale * largest))
 
 
-@pytest.mark.usefixtures("awake")
+@pytest.mark.usefixtures("only_compiled")
 @pytest.mark.parametrize("width", [1, 20, 32, 33, 1000, 5000, 40_000])
 def test_the_number_of_cores_does_not_show(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sketch = DenseSketch(length=30_001, width=width, rows=5, blocks=2, seed=SEED)
@@ -265,11 +291,11 @@ def test_the_number_of_cores_does_not_show(width: int, monkeypatch: pytest.Monke
             assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.usefixtures("only_compiled")
 def test_pieces_join_in_vectors_of_many() -> None:
     """Long enough for several pieces, chunks that straddle them, and a ragged end."""
     for length, width in ((50_003, 1234), (50_003, 31), (50_003, 4096), (8192, 4096)):
         sketch = DenseSketch(length=length, width=width, rows=2, blocks=1, seed=SEED)
-        dense.TWINS.compiled()
         vector = normal(length)
         hashes = (sketch.rotations, sketch.sign_keys)
         plain = plain_dense.encode(vector, *hashes, width, 1 / math.sqrt(2))
