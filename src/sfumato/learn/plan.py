@@ -40,6 +40,7 @@ from sfumato.privacy.accounting import (
     epsilon_text,
     least_multiplier,
 )
+from sfumato.privacy.noise_kinds import NOISES
 from sfumato.questions.costs import TrainingWork
 from sfumato.questions.frequencies.plan import secure_of
 from sfumato.questions.promise import SEES_TABLES, collusion_assumptions
@@ -209,7 +210,7 @@ def promise(study: Study, design: TrainingDesign, *, exact: bool = True) -> Priv
     guarantee, mechanism = "no differential privacy: updates are clipped and not noised", "none"
     assumptions = collusion_assumptions(design.secure)
     if math.isfinite(spent):
-        kind = "discrete gaussian" if design.secure is None else "Skellam"
+        kind = NOISES["gaussian" if design.secure is None else "skellam"].title
         guarantee = _guarantee(study, design, spent)
         mechanism = (
             f"{kind} noise of {design.noise_multiplier:.4f} times the largest norm of what a "
@@ -597,7 +598,7 @@ def sketched_promise(study: Study, design: DiffSketchDesign) -> Privacy:
     if isinstance(loss, SampledLoss):
         guarantee = _guarantee(study, design, spent)
         mechanism = (
-            f"discrete gaussian noise of {design.exchange.noise_multiplier:.4f} times the largest "
+            f"discrete Gaussian noise of {design.exchange.noise_multiplier:.4f} times the largest "
             "norm of a sketch"
         )
         if loss.scheme == "fixed":

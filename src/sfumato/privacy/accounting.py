@@ -109,7 +109,7 @@ class SampledLoss:
             f"probability must be above 0, at most 1; got {self.probability}",
         )
         require.at_least(1, times=self.times)
-        names = " and ".join(name.title() for name, kind in NOISES.items() if kind.in_samples)
+        names = " and ".join(kind.title for kind in NOISES.values() if kind.in_samples)
         require(
             NOISES[self.loss.noise].in_samples,
             f"sampled rounds are accounted for {names} noise; got {self.loss.noise}",
@@ -442,7 +442,9 @@ def calibrate(
         scale = math.nextafter(l1 / epsilon, math.inf)
         return _within_sampler(noise, scale)
     if not 0 < delta < 1:
-        raise SpecError(f"{noise} noise needs a delta above 0 and below 1; got {delta}")
+        raise SpecError(
+            f"{NOISES[noise].title} noise needs a delta above 0 and below 1; got {delta}"
+        )
 
     def cost(scale: float) -> float:
         loss = AdditiveLoss(noise=noise, scale=scale, l1=l1, l2=l2, unit_cells=unit_cells)
@@ -483,7 +485,8 @@ def least_multiplier(cost: Callable[[float], float], epsilon: float) -> float:
 def _within_sampler(noise: Noise, scale: float) -> float:
     if scale > LARGEST_SCALE[noise]:
         raise SpecError(
-            f"{noise} noise of scale {scale:.6g} is more than the sampler's {LARGEST_SCALE[noise]}",
+            f"{NOISES[noise].title} noise of scale {scale:.6g} is more than the sampler's "
+            f"{LARGEST_SCALE[noise]}",
             hint="raise epsilon or delta, or let a device contribute fewer items",
         )
     return scale

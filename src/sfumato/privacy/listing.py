@@ -28,6 +28,7 @@ from sfumato.privacy.accounting import (
 )
 from sfumato.privacy.intervals import NoiseLaw
 from sfumato.privacy.noise import AtRelease, Contribution
+from sfumato.privacy.noise_kinds import NOISES
 from sfumato.privacy.samplers import Rng, log_mass
 from sfumato.privacy.sampling import count_heads
 from sfumato.spec import later, require, spec
@@ -99,6 +100,11 @@ class ListedAbove(AtRelease):
             f"this list costs a delta of {spent:.3g} at epsilon {self.epsilon}; "
             f"it may cost {self.delta:.3g}",
         )
+
+    @property
+    def noise_title(self) -> str:
+        """The name of the noise for people."""
+        return "no" if self.noise == "none" else NOISES[self.noise].title
 
     def at_release(self, total: I64, *, count: int, rng: Rng) -> I64:
         """The sum as it is, for the decoder only."""

@@ -23,6 +23,7 @@ Noise = Literal["gaussian", "laplace", "skellam"]
 class NoiseKind:
     """A noise that is symmetric around zero and has a scale as its only parameter."""
 
+    title: str  # its name for people
     weights: Callable[[Fraction, int], list[int]]
     """Whole numbers proportional to the probabilities of 0, 1, 2, … for a scale: each is within
     2**-bits of its share of the whole, and so is the sum of those left out."""
@@ -132,6 +133,7 @@ def _skellam_logs(scale: float, reach: int) -> F64:
 
 NOISES: dict[Noise, NoiseKind] = {
     "gaussian": NoiseKind(
+        title="discrete Gaussian",
         weights=_gaussian_weights,
         largest_scale=1 << 16,
         stddev=float,  # to within 3e-7 of it for a scale of at least 1
@@ -139,6 +141,7 @@ NOISES: dict[Noise, NoiseKind] = {
         logs=_gaussian_logs,
     ),
     "laplace": NoiseKind(
+        title="discrete Laplace",
         weights=_laplace_weights,
         largest_scale=1 << 12,
         stddev=_laplace_stddev,
@@ -148,6 +151,7 @@ NOISES: dict[Noise, NoiseKind] = {
         in_samples=False,
     ),
     "skellam": NoiseKind(
+        title="Skellam",
         weights=_skellam_weights,
         largest_scale=1 << 16,
         stddev=float,

@@ -375,7 +375,7 @@ def test_impossible_epsilons_are_not_calibrated(epsilon: float) -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_gaussian_noise_is_not_calibrated_without_a_delta(delta: float) -> None:
-    with pytest.raises(SpecError, match="gaussian noise needs a delta"):
+    with pytest.raises(SpecError, match="discrete Gaussian noise needs a delta"):
         calibrate("gaussian", l1=1.0, l2=1.0, unit_cells=1, epsilon=1.0, delta=delta)
 
 

@@ -30,6 +30,7 @@ from sfumato.privacy import (
 )
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.noise import AT_RELEASE
+from sfumato.privacy.noise_kinds import NOISES
 from sfumato.questions import sizing
 from sfumato.questions.answers import with_sampling
 from sfumato.questions.costs import costs
@@ -157,7 +158,7 @@ def promise(study: Study, design: FrequencyDesign) -> Privacy:
     if study.epsilon is not None:
         noise = design.mechanism
         assert isinstance(noise, NoiseAtRelease | NoiseInShares)  # a finite epsilon has noise
-        kind = f"discrete {noise.noise}" if isinstance(noise, NoiseAtRelease) else "Skellam"
+        kind = NOISES[noise.noise if isinstance(noise, NoiseAtRelease) else "skellam"].title
         spent = epsilon_of([task.loss], study.delta)
         mechanism = (
             f"{kind} noise of scale {noise.scale:.4f} on every cell, at a cost of epsilon "

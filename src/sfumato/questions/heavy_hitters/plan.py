@@ -213,7 +213,7 @@ def algorithm(design: ListDesign) -> str:
         text += "es"
     if mechanism.epsilon is not None:
         text += ", listed above a threshold"
-        text += "" if mechanism.noise == "none" else f" with {mechanism.noise} noise"
+        text += "" if mechanism.noise == "none" else f" with {mechanism.noise_title} noise"
     if design.counts is not None:
         text += f"; counts by {design.counts.mode} count sketches"
     return text
@@ -233,7 +233,7 @@ def promise(study: Study, design: ListDesign) -> Privacy:
         description += (
             "counts of the sample get no further noise"
             if mechanism.noise == "none"
-            else f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on each count"
+            else f"{mechanism.noise_title} noise of scale {mechanism.scale:.4f} on each count"
         )
         description += (
             f"; names seen fewer than {mechanism.threshold} times in the sample are not released"

@@ -122,7 +122,7 @@ def _plan(study: Study) -> Plan:
         + (
             ""
             if study.epsilon is None
-            else f", listed above a threshold with {mechanism.noise} noise"
+            else f", listed above a threshold with {mechanism.noise_title} noise"
         ),
         predicted=predicted,
         privacy=promise(study, design),
@@ -182,7 +182,7 @@ def promise(study: Study, design: ItemListDesign) -> Privacy:
     description = ""
     if study.epsilon is not None:
         description = (
-            f"discrete {mechanism.noise} noise of scale {mechanism.scale:.4f} on the count of each "
+            f"{mechanism.noise_title} noise of scale {mechanism.scale:.4f} on the count of each "
             f"item that a device sent; items with a noisy count below {mechanism.threshold} are "
             "not released"
         )

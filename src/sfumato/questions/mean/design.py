@@ -420,7 +420,7 @@ class MeanDesign(InCohorts):
         if self.top is not None:
             sizes |= {"top": self.top}
         if self.multiplier:
-            kind = "discrete gaussian" if self.secure is None else "skellam, in shares"
+            kind = "discrete Gaussian" if self.secure is None else "Skellam, in shares"
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)

@@ -13,6 +13,7 @@ from sfumato.flow.secure_sum import traffic
 from sfumato.flow.task import Task
 from sfumato.privacy import calibrate, epsilon_of
 from sfumato.privacy.accounting import SMOOTHING, epsilon_text, gaussian_stddev
+from sfumato.privacy.noise_kinds import NOISES
 from sfumato.privacy.samplers import LARGEST_SCALE
 from sfumato.questions.costs import costs
 from sfumato.questions.frequencies.plan import common_warnings, secure_of
@@ -98,7 +99,7 @@ def promise(study: Study, question: MeanDesign | ClippedMeanDesign) -> Privacy:
     if study.epsilon is not None:
         first_tasks = [] if norms is None else [norms.norm_task()]
         spent = epsilon_of([task.loss for task in (*first_tasks, *tasks)], study.delta)
-        kind = "discrete gaussian" if design.secure is None else "Skellam"
+        kind = NOISES["gaussian" if design.secure is None else "skellam"].title
         first, last = (design.multiplier / math.sqrt(design.shares[k]) for k in (0, -1))
         clip = f"norm {design.clip:g}"
         if norms is not None:
