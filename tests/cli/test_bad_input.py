@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -189,3 +190,30 @@ def test_csv_gz_and_parquet_give_what_csv_gives(folder: Path) -> None:
         )
         assert code == 0
         assert out.split('"estimates"')[1] == plain.split('"estimates"')[1]
+
+
+@pytest.mark.parametrize("picture", ["answer.xyz", "answer", "nowhere/answer.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_charged(
+    folder: Path, picture: str
+) -> None:
+    options = ("--ledger", "ledger.db", "--plot", picture)
+    code, out, err = simulate(folder, "word\noak\nelm\n", *options)
+    assert code in (1, 2)
+    assert out == ""
+    assert "picture must end in" in err or "no folder" in err
+    assert not (folder / "ledger.db").exists()
+
+
+def test_a_model_that_cannot_be_written_is_refused_before_it_is_trained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    (folder / "train.toml").write_text(
+        'question = "train"\ntrust = "central"\nepsilon = 8.0\ndelta = 1e-3\nclip = 1.0\n'
+        'rounds = 1\n[training]\nmodel = "softmax"\ncohort = 2\n'
+    )
+    options = ("--model", "model.onnx", "--ledger", "ledger.db")
+    code, out, err = sfumato("train", "train.toml", "--data", "none.npz", *options, cwd=folder)
+    assert (code, out) == (1, "")
+    assert "needs the package onnx_ir" in err
+    assert not (folder / "ledger.db").exists()

@@ -28,6 +28,7 @@ from sfumato.cli import service as service_cli
 from sfumato.cli.printing import (
     FILE,
     NEW_FILE,
+    PICTURE,
     json_option,
     print_bill,
     print_estimates,
@@ -137,7 +138,7 @@ def _engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("study", type=FILE)
 @json_option
 @click.option("--compare", "as_table", is_flag=True, help="Print all algorithms side by side.")
-@click.option("--plot", type=NEW_FILE, help="Draw the trade-off (PNG, SVG, PDF).")
+@click.option("--plot", type=PICTURE, help="Draw the trade-off (PNG, SVG, PDF).")
 def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) -> None:
     """Size a study and predict its error, its traffic and its privacy
 
@@ -183,7 +184,7 @@ def plan_command(study: Path, as_json: bool, as_table: bool, plot: Path | None) 
 @click.option("--ledger", type=FILE, help="Ledger file to charge; created if missing.")
 @click.option("--protocol", is_flag=True, help="Run every device by itself, message by message.")
 @_engine_options
-@click.option("--plot", type=NEW_FILE, help="Write a picture of the answer (PNG, SVG, PDF).")
+@click.option("--plot", type=PICTURE, help="Write a picture of the answer (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def simulate_command(
     study: Path,
@@ -241,10 +242,10 @@ def simulate_command(
         )
     for warning in messages:
         click.echo(f"warning: {warning.message}", err=True)
+    print_release(release, as_json)
     if plot is not None:
         release.plot(path=plot)
         click.echo(f"wrote {plot}", err=True)
-    print_release(release, as_json)
 
 
 @main.command("fold")
@@ -341,9 +342,11 @@ def train_command(
     """
     from sfumato.learn import data as loaders
     from sfumato.privacy import Budget, Ledger
-    from sfumato.simulation.train import train
+    from sfumato.simulation.train import check_model_file, train
     from sfumato.study import Study
 
+    if model_file is not None:
+        check_model_file(model_file)
     question = Study.load(study)
     account = None
     if ledger is not None:

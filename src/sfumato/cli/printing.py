@@ -22,8 +22,20 @@ class _NewFile(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Picture(_NewFile):
+    """A picture to write, of a kind that can be drawn."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from sfumato.flow import pictures
+
+        path = super().convert(value, param, ctx)
+        pictures.check_file(path)
+        return path
+
+
 FILE = click.Path(path_type=Path)
 NEW_FILE = _NewFile(path_type=Path, dir_okay=False, writable=True)
+PICTURE = _Picture(path_type=Path, dir_okay=False, writable=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 

@@ -7,10 +7,12 @@ import re
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from sfumato.errors import SfumatoError
 
+ENDINGS = (".png", ".svg", ".pdf")
 _FONTS = (  # in the order in which they are tried for a character
     "DejaVu Sans",
     "Noto Sans CJK JP",
@@ -45,10 +47,12 @@ def figure(width: float, height: float) -> Any:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
 
     class Picture(Figure):
-        def savefig(self, *arguments: Any, **options: Any) -> None:
+        def savefig(self, file: Any, **options: Any) -> None:
+            if isinstance(file, str | Path):
+                check_file(file)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                super().savefig(*arguments, **options)
+                super().savefig(file, **options)
             _warn(caught)
 
         def _repr_png_(self) -> bytes:
@@ -57,6 +61,15 @@ def figure(width: float, height: float) -> Any:
             return file.getvalue()
 
     return Picture(figsize=(width, height), layout="constrained")
+
+
+def check_file(path: str | Path) -> None:
+    """Raise SfumatoError unless a picture can have this path, before there is work to lose."""
+    figure(1, 1)  # refused without matplotlib
+    if Path(path).suffix.lower() not in ENDINGS:
+        raise SfumatoError(f"the file of a picture must end in .png, .svg or .pdf; got {path}")
+    if not Path(path).parent.is_dir():
+        raise SfumatoError(f"there is no folder {Path(path).parent}")
 
 
 def _warn(caught: Sequence[warnings.WarningMessage]) -> None:

@@ -279,6 +279,11 @@ class Release:
         return f"epsilon {epsilon_text(self.privacy.epsilon)}{each}, delta {self.privacy.delta:g}"
 
 
+def size_of_updates(rate: float) -> str:
+    """What clients of a training sent, in words."""
+    return "whole updates" if rate == 1 else f"{rate:.3g} parameters per cell"
+
+
 def _cells(text: str) -> int:
     """How many cells of a terminal a text takes: two per ideograph or emoji."""
     return sum(
@@ -401,7 +406,7 @@ class EstimateRelease(Release, ABC):
             range(count), labels, parse_math=False, fontfamily=pictures.fonts()
         )
         axes.invert_yaxis()
-        axes.set_xlabel(f"{meaning} (bars: 95% intervals)")
+        axes.set_xlabel(f"{meaning}, with 95% intervals")
         promise = f"{title}: {self._promise()}" if title else self._promise()
         axes.set_title(promise, fontsize=9, loc="left", parse_math=False)
         axes.spines[["top", "right"]].set_visible(False)
@@ -665,5 +670,5 @@ class ModelRelease(Release):
         )
         return (
             f"ModelRelease: {self.count:,} parameters after {self.rounds_held:,} rounds, "
-            f"{self.rate:.3g} parameters per cell; {promise}"
+            f"{size_of_updates(self.rate)}; {promise}"
         )

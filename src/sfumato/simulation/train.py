@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato.errors import BudgetError, DataError, SfumatoError, SpecError, StudyError
-from sfumato.flow.release import Release
+from sfumato.flow.release import Release, size_of_updates
 from sfumato.learn import models
 from sfumato.learn import plan as train_plan
 from sfumato.learn.data import TESTED_ON_CLIENTS, Federated
@@ -69,6 +70,7 @@ class TrainedModel(Release):
     def save(self, path: Path | str) -> None:
         """Save the parameters for `torch.load` and `load_state_dict`; or, if the name ends in
         .onnx, the whole model for any ONNX runtime, which needs `sfumato[onnx]`."""
+        check_model_file(path)
         if Path(path).suffix == ".onnx":
             _save_onnx(self.model, self.inputs, path)
         else:
@@ -83,33 +85,37 @@ class TrainedModel(Release):
         figure = "" if self.loss is None else f"loss {self.loss:.4g}{exact} "
         if self.accuracy is not None:
             figure = f"accuracy {self.accuracy:.4f}{exact} "
-        return (
-            f"TrainedModel: {figure}after {self.cost.rounds:,} rounds, "
-            f"{self.rate:.3g} parameters per cell; {promise}"
+        size = size_of_updates(self.rate)
+        return f"TrainedModel: {figure}after {self.cost.rounds:,} rounds, {size}; {promise}"
+
+
+def check_model_file(path: Path | str) -> None:
+    """Raise SfumatoError unless a model can be written to this path, before it is trained."""
+    if not Path(path).parent.is_dir():
+        raise SfumatoError(f"there is no folder {Path(path).parent}")
+    missing = [name for name in ("onnx", "onnx_ir", "onnxscript") if find_spec(name) is None]
+    if Path(path).suffix == ".onnx" and missing:
+        raise SfumatoError(
+            f"a file that ends in .onnx needs the package {missing[0]}, which is not installed",
+            hint='pip install "sfumato[onnx]"',
         )
 
 
 def _save_onnx(model: nn.Module, inputs: Tensor, path: Path | str) -> None:
     """Export a model without the paths and lines of code that PyTorch would add."""
-    try:
-        from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's, about its own parts
-            program = torch.onnx.export(
-                model,
-                (inputs,),
-                dynamo=True,
-                verbose=False,
-                input_names=["inputs"],
-                output_names=["outputs"],
-                dynamic_shapes=({0: torch.export.Dim("examples")},),
-            )
-    except ImportError as problem:
-        raise SfumatoError(
-            f"a file that ends in .onnx needs the package {problem.name}, which is not installed",
-            hint='pip install "sfumato[onnx]"',
-        ) from problem
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, about its own parts
+        program = torch.onnx.export(
+            model,
+            (inputs,),
+            dynamo=True,
+            verbose=False,
+            input_names=["inputs"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("examples")},),
+        )
     assert program is not None  # without a file name, it is returned
     ClearMetadataAndDocStringPass()(program.model)
     program.save(str(path))
