@@ -47,12 +47,12 @@ def figure(width: float, height: float) -> Any:
         raise SfumatoError("plots need matplotlib", hint='pip install "sfumato[plot]"') from problem
 
     class Picture(Figure):
-        def savefig(self, file: Any, **options: Any) -> None:
-            if isinstance(file, str | Path):
-                check_file(file)
+        def savefig(self, fname: Any, **options: Any) -> None:
+            if isinstance(fname, str | Path):
+                check_file(fname)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                super().savefig(file, **options)
+                super().savefig(fname, **options)
             _warn(caught)
 
         def _repr_png_(self) -> bytes:

@@ -45,7 +45,7 @@ from sfumato.questions.prefix_search.plan import sized as planned
 from sfumato.questions.question import EVERYBODY
 from sfumato.sketch import CountSketch, DecodedRounds, OneHot
 from sfumato.sketch.absent import absent_limit
-from sfumato.sketch.words import Codes, codes_of, endings, extend
+from sfumato.sketch.words import BYTES, Codes, codes_of, endings, extend
 from sfumato.spec import from_json, to_json
 from sfumato.study import Study
 
@@ -98,6 +98,21 @@ def answer(design: PrefixDesign, task: Task, counts: dict[str, int], devices: in
     rng = SeededRng(SEED, level)
     total = task.mechanism.at_device(table, devices=devices, rng=rng)
     return NoisedSum(task, task.mechanism.at_release(total, count=devices, rng=rng), devices)
+
+
+def test_bytes_that_are_no_text_are_never_listed() -> None:
+    """Whatever the noise is: a table in which every cell is full lists every character of a byte,
+    and none of the 128 bytes that no text of one byte has."""
+    design = exact(alphabet=BYTES, lengths=(1,), width=1 << 16)
+    campaign = PrefixCampaign(design)
+    task = campaign.next_task()
+    assert task is not None
+    assert isinstance(task.sketch, CountSketch | OneHot)  # `design` has no other
+    every = design.prefixes(0, extend(np.empty((1, 0), dtype=np.uint16), 1, design.radix))
+    full = task.sketch.encode(every, np.full(every.size, 1_000))
+    campaign.absorb(NoisedSum(task, full, 255_000))
+    items = campaign.heavy_hitters().items.to_pylist()
+    assert sorted(items) == [chr(code) for code in range(1, 128)]
 
 
 def search(design: PrefixDesign, counts: dict[str, int], devices: int = DEVICES) -> FoundWords:

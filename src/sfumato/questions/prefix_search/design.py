@@ -51,6 +51,7 @@ from sfumato.sketch.words import (
     codes_of,
     endings,
     extend,
+    starts_text,
     words_of,
 )
 from sfumato.spec import digest, later, require, spec
@@ -225,6 +226,11 @@ class PrefixDesign(InCohorts):
         detectable = words.detectable(devices)
         kind = "a text" if self.alphabet == BYTES else "a word of the alphabet"
         notes = [detectable_note(f"{kind}, cut to {self._cut},", detectable, participation)]
+        if len(words):
+            notes.append(
+                f"some item of such a list is held by no device with a probability of at most "
+                f"{FAMILY:.0%}"
+            )
         if words.left_out:
             notes.append(f"{words.left_out:,} prefixes were too many to extend and were left out")
         return discovered_release(
@@ -377,10 +383,12 @@ class PrefixCampaign(Campaign):
         design, level = self.design, len(self._levels)
         step = design.lengths[level] - self._prefixes.shape[1]
         rows = extend(self._prefixes, step, design.radix)
+        last = level == design.rounds - 1
+        if design.alphabet == BYTES:  # no device has bytes that are no text
+            rows = rows[starts_text(rows, whole=last)]
         read = _read(design, level, answer, design.prefixes(level, rows))
         significant = np.flatnonzero(read.counts > read.limits)
         significant = significant[np.argsort(-read.counts[significant], kind="stable")]
-        last = level == design.rounds - 1
         few = significant
         if not last:
             few = self._affordable(rows, significant, design.lengths[level + 1])
