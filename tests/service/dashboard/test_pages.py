@@ -81,6 +81,16 @@ def test_a_study_that_collects_says_what_it_asks_and_promises(
     stage.finish(study)
 
 
+def test_a_release_is_shown_with_its_own_promise(
+    stage: Stage, analyst: Visitor, study_id: str
+) -> None:
+    """It does not cover how long the release took; with shuffling it has a second guarantee."""
+    planned, released = stage.client.study(study_id), stage.client.release(study_id)
+    page = page_text(analyst.get(f"/dashboard/studies/{study_id}").text)
+    assert set(released["privacy"]["statement"]) - set(planned["privacy"]["statement"])
+    assert all(line in page for line in released["privacy"]["statement"])
+
+
 def test_a_study_with_a_passcode_says_so(stage: Stage, analyst: Visitor) -> None:
     digest = passcodes.digest(passcodes.create()).hex()
     ids = [
