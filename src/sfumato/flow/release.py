@@ -279,6 +279,10 @@ class Release:
         return f"epsilon {epsilon_text(self.privacy.epsilon)}{each}, delta {self.privacy.delta:g}"
 
 
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def size_of_updates(rate: float) -> str:
     """What clients of a training sent, in words."""
     return "whole updates" if rate == 1 else f"{rate:.3g} parameters per cell"
@@ -522,7 +526,8 @@ class CountRelease(EstimateRelease):
         return len(self.counts)
 
     def __repr__(self) -> str:
-        lines = [f"Release: {len(self):,} items, {self.cost.devices:,} devices; {self._promise()}"]
+        size = f"{_number(len(self), 'item')}, {_number(self.cost.devices, 'device')}"
+        lines = [f"Release: {size}; {self._promise()}"]
         for name, answer in self.by_segment().items():
             lines += [name] if name else []
             lines += answer._lines()

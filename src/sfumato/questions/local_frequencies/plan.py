@@ -248,13 +248,16 @@ def size(study: Study, items: int) -> tuple[LocalDesign, dict[str, Any]]:
         scale * level, lambda count: _error_of(best, count / (scale * records), records, scale)
     )
     alone = float(debias.variance(best.randomizer, count=records, holders=0.0, squares=0.0))
+    collisions = best.standard_error**2 - alone
+    if collisions < 1e-9 * alone:  # rounding
+        collisions = 0.0
     first = min(law[0], 1.0)
     predicted = {
         "standard_error": error,
         "standard_error_of_middle": middle,
         "standard_error_of_largest": largest,
         "error_from_noise": scale * math.sqrt(alone),
-        "error_from_collisions": scale * math.sqrt(max(best.standard_error**2 - alone, 0.0)),
+        "error_from_collisions": scale * math.sqrt(collisions),
         "error_from_sampling": math.sqrt(scale * first * records * (1 - first) * (scale - 1)),
         "half_width_95": NormalDist().inv_cdf(0.975) * error,
         "standard_error_share": error / study.device_count,
