@@ -217,7 +217,8 @@ def afford(
         return
     before = composed(entries, budget)
     lists, share = delta_of_lists(_cohorts(every)), LISTS_SHARE * budget.delta
-    promised = f"would bring it to {epsilon_text(_least_limit(every, budget, after, composed))}"
+    least = _least_limit(every, budget, after, composed)
+    promised = f"needs a budget of epsilon {epsilon_text(least)}"
     hint = "ask other devices, add more noise, or open a ledger with a larger budget"
     if not math.isfinite(after):
         promised = f"promises nothing at a delta of {budget.delta:g}"

@@ -135,7 +135,9 @@ def test_a_refused_charge_leaves_nothing(path: Path) -> None:
 
 def test_a_refusal_says_what_would_have_been_spent_and_what_to_do() -> None:
     ledger = Ledger(Budget(epsilon=0.5, delta=DELTA))
-    with pytest.raises(BudgetError, match=r"would bring it to 0\.9953 is refused") as caught:
+    with pytest.raises(
+        BudgetError, match=r"needs a budget of epsilon 0\.9953 is refused"
+    ) as caught:
         ledger.charge(campaign="words", cohort="a", task="1", loss=LOSS)
     assert caught.value.hint is not None
 
@@ -626,7 +628,7 @@ def test_a_refusal_names_a_budget_that_would_be_enough_and_hardly_more() -> None
     ledger.charge(campaign="one", cohort="all", task="1", loss=loss)
     with pytest.raises(BudgetError) as refused:
         ledger.charge(campaign="two", cohort="all", task="2", loss=loss)
-    named = float(str(refused.value).split("bring it to ")[1].split()[0])
+    named = float(str(refused.value).split("a budget of epsilon ")[1].split()[0])
     assert named < 2 * epsilon_of([loss], DELTA / 2)
     for factor, is_enough in ((1.0, True), (0.998, False)):
         larger = filtered(loss, loss, epsilon=factor * named)

@@ -275,7 +275,7 @@ def test_a_local_study_is_charged_for_the_reports_of_a_day(
     assert ledger.spent() == 8.0  # cohorts have different devices
     stages: list[str] = []
     for seed in (1, 2):  # the same campaign again, and another one
-        with pytest.raises(BudgetError, match="has spent 8, so a release that would bring it to"):
+        with pytest.raises(BudgetError, match="has spent 8, so a release that needs a budget"):
             sfumato.simulate(
                 LOCAL | question, PAIRS, device_column="device", seed=seed, ledger=ledger,
                 progress=lambda stage, share: stages.append(stage),
