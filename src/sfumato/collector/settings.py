@@ -163,7 +163,7 @@ def without_secrets(store: str) -> str:
 
 
 def _unknown(unknown: Sequence[str], keys: Sequence[str], place: str) -> SpecError:
-    """The error for keys that are no settings; such a key must not be ignored: it may be a budget."""
+    """The error for keys that are no settings; one may be a mistyped budget."""
     similar = [text for name in unknown if (text := suggestion(name, keys))]
     return SpecError(
         f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {place}",

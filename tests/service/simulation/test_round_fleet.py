@@ -127,6 +127,7 @@ def test_some_of_a_fleet_vanish_in_the_phases_that_they_are_told_to(tmp_path: Pa
         assert done.exit_code == 0, done.output
         summary = json.loads(done.stdout)
         release = CountRelease.from_dict(released(collector, study))
+    assert "waits for them until its phase_seconds are over" in done.stderr
     left = summary["outcomes"][DROPPED_OUT]
     assert left > 0
     assert release.counts.sum() == 30 - left

@@ -68,8 +68,8 @@ def needs_budget(tx: Transaction, budget: Budget) -> bool:
         return True
     if budget != (present := StoreLedger(tx).budget):
         raise BudgetError(
-            "a budget cannot be changed, nor set in a store that has charged without one; the store "
-            f"has {words(present)}, the settings have {words(budget)}",
+            "a budget cannot be changed, nor set in a store that has charged without one; "
+            f"the store has {words(present)}, the settings have {words(budget)}",
             hint="set budget_epsilon and budget_delta as before, or use another store",
         )
     return False
