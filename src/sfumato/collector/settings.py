@@ -129,10 +129,10 @@ class Settings:
         hints = typing.get_type_hints(cls)
         variables = os.environ if environment is None else environment
         names = {PREFIX + key.upper(): key for key in keys}
-        given = {name for name in variables if name.startswith(PREFIX)} - OTHERS
-        if unknown := sorted(given - names.keys()):
+        present = {name for name in variables if name.startswith(PREFIX)} - OTHERS
+        if unknown := sorted(present - names.keys()):
             raise _unknown(unknown, list(names), "the environment")
-        for name in given:
+        for name in present:
             key, value = names[name], variables[name]
             is_never = key == "retention_days" and value == NEVER
             values[key] = value if is_never else _parse(name, value, hints[key])
