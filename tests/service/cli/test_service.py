@@ -242,6 +242,15 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert result.stdout == ""
 
 
+def test_a_study_without_its_dictionary_says_which_key_to_set(
+    sfumato: Sfumato, tmp_path: Path
+) -> None:
+    lines = STUDY.splitlines()
+    (tmp_path / "study.toml").write_text("\n".join(x for x in lines if "dictionary" not in x))
+    result = sfumato(*create("No items"), code=2)
+    assert 'hint: set dictionary = "FILE" in the study' in result.stderr
+
+
 def test_a_command_without_a_token_sends_no_request(
     sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +289,7 @@ def test_a_token_for_one_study_shows_no_other(
     assert [study["id"] for study in answer_of(sfumato("study", "list", "--json"))] == [own]
     for study in ("Other", other):
         assert "there is no study" in sfumato("study", "show", study, code=2).stderr
-    assert "does not allow" in sfumato("ledger", "show", code=1).stderr
+    assert "this token is limited to some studies" in sfumato("ledger", "show", code=1).stderr
 
 
 def test_a_failing_study_is_shown_and_tried_again(
