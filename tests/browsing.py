@@ -70,13 +70,15 @@ class Stage:
         request = {"name": name, "purpose": purpose, "study": study, "items": items}
         return str(self.client.create_study(request | (terms or {}))["id"])
 
-    def answer(self, study: str, values: Sequence[str]) -> None:
-        """Send one report for each of these values, all in one upload."""
+    def answer(self, study: str, values: Sequence[str]) -> bytes:
+        """Send one report for each of these values, all in one upload; its body."""
         task = self._task(study)
         frames = [self._report(task, value) for value in values]
         path = f"/v1/tasks/{task.id}/reports"
-        answer = serving.ask(self.address, "POST", path, to_frames(frames))
+        body = to_frames(frames)
+        answer = serving.ask(self.address, "POST", path, body)
         assert answer.status == 201, answer.body
+        return body
 
     def state(self, study_id: str) -> str:
         return str(self.client.study(study_id)["state"])

@@ -213,7 +213,12 @@ def study_close(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
       sfumato study close "Street trees" --yes
     """
     row = client.study(client.id_of(study))
-    _confirm(f"this releases the result of {row['received']:,} reports{_cost(row)}; close it?", yes)
+    if row["state"] == "released":
+        click.echo(f"{row['name']} is released already; nothing was done", err=True)
+        _print_study(row, as_json)
+        return
+    if row["state"] == "collecting":
+        _confirm(f"this releases the result of {_reports(row)} reports{_cost(row)}; close it?", yes)
     _print_study(client.close_study(row["id"]), as_json)
 
 
@@ -236,9 +241,7 @@ def study_retry(client: AdminClient, study: str, yes: bool, as_json: bool) -> No
     """
     row = client.study(client.id_of(study))
     if row["state"] == "failed":
-        _confirm(
-            f"this releases the result of {row['received']:,} reports{_cost(row)}; retry?", yes
-        )
+        _confirm(f"this releases the result of {_reports(row)} reports{_cost(row)}; retry?", yes)
     _print_study(client.retry_study(row["id"]), as_json)
 
 
@@ -397,6 +400,11 @@ def _confirm(question: str, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
+def _reports(state: dict[str, Any]) -> str:
+    """The number of reports of a study or a task, duplicates left out."""
+    return f"{state['received'] - state['repeated']:,}"
+
+
 def _cost(study: dict[str, Any]) -> str:
     """What a release costs, as the end of a sentence."""
     privacy = study["privacy"]
@@ -426,9 +434,11 @@ def _print_study(study: dict[str, Any], as_json: bool) -> None:
     for task in study["tasks"]:
         total = "" if task["wanted"] is None else f" of {task['wanted']:,}"
         if not TRUSTS[study["privacy"]["trust"]].is_masked:
-            click.echo(f"  {task['cohort']}: {task['state']}, {task['received']:,}{total} reports")
+            click.echo(f"  {task['cohort']}: {task['state']}, {_reports(task)}{total} reports")
             continue
-        line = f"  {task['cohort']}: {task['state']}, {task['waiting']:,}{total} devices waiting"
+        line = f"  {task['cohort']}: {task['state']}"
+        if task["waiting"] or task["state"] != "done":
+            line += f", {task['waiting']:,}{total} devices waiting"
         for number, each in enumerate(task["rounds"], 1):
             line += f"; round {number}: {each['phase']}"
         click.echo(line)

@@ -21,7 +21,7 @@ import click
 
 from sfumato.cli import passcodes
 from sfumato.cli.printing import FILE, json_option, print_json, print_result
-from sfumato.errors import SpecError
+from sfumato.errors import OfferError, SpecError
 
 if TYPE_CHECKING:
     from sfumato.device import Device, OfferedStudy
@@ -166,14 +166,15 @@ def record_command(
     """Privatise a value, and keep the result to be sent later
 
     VALUE is read from a line of stdin if it is not given, so that it does not appear in the list of
-    processes. Prints what became of it: kept, no_consent, … (see the guide on devices).
+    processes. Prints what became of it: kept, no_consent, … (see the guide on devices). The exit
+    code is 1 if the study is not offered.
 
     \b
     Example:
       echo oak | sfumato device record "Street trees" --home phone
     """
-    outcome = str(device.record(study, _value(value, segment), time.time()))
-    print_result({"study": study, "outcome": outcome}, outcome, as_json)
+    outcome = device.record(study, _value(value, segment), time.time())
+    _print_outcome(study, outcome, as_json)
 
 
 @device_group.command("join")
@@ -188,14 +189,25 @@ def join_command(
 
     Waits for other devices, and returns when the round is over for this one. To continue an
     interrupted round, run the same command again. VALUE is read from a line of stdin if it is not
-    given. Prints how the round ended: done, not_needed, aborted, … (see the guide on devices).
+    given. Prints how the round ended: done, not_needed, aborted, … (see the guide on devices). The
+    exit code is 1 if the study is not offered.
 
     \b
     Example:
       echo oak | sfumato device join "Street trees" --home phone
     """
-    outcome = str(device.join(study, _value(value, segment), time.time()))
-    print_result({"study": study, "outcome": outcome}, outcome, as_json)
+    outcome = device.join(study, _value(value, segment), time.time())
+    _print_outcome(study, outcome, as_json)
+
+
+def _print_outcome(study: str, outcome: str, as_json: bool) -> None:
+    """Print what became of a value; OfferError if its study is not offered."""
+    print_result({"study": study, "outcome": str(outcome)}, str(outcome), as_json)
+    if outcome == "not_offered":
+        raise OfferError(
+            f"a value must be for a study that is offered; {study!r} is not",
+            hint="sfumato device offers lists the studies; use the name as it appears there",
+        )
 
 
 @device_group.command("send")
@@ -203,6 +215,7 @@ def join_command(
 def send_command(device: Device, as_json: bool) -> None:
     """Send the records that are due
 
+    Prints how many were sent, and how many are waiting: those that are due later, too.
     A record is due at a random time after its day. Records that the collector does not acknowledge
     are kept for the next call.
 
@@ -211,6 +224,9 @@ def send_command(device: Device, as_json: bool) -> None:
       sfumato device send --home phone
     """
     counts = device.send(time.time()).to_dict()
+    del counts["kept"]  # the due ones of those that wait
+    unsent = (entry for entry in device.log() if entry.state != "sent")
+    counts["waiting"] = sum(len(entry.records) for entry in unsent)
     print_result(counts, ", ".join(f"{name} {count}" for name, count in counts.items()), as_json)
 
 
@@ -461,9 +477,10 @@ def describe(study: OfferedStudy) -> str:
                 "parameters), computed from your examples"
             )
     else:
+        verb = "is" if offer.daily_reports == 1 else "are"
         terms = (
-            f"each record is private at epsilon {offer.epsilon:g}; at most {offer.daily_reports} "
-            "are sent per day"
+            f"each record is private at epsilon {offer.epsilon:g}; exactly {offer.daily_reports} "
+            f"{verb} sent for each day on which you take part"
         )
         if offer.lifetime_epsilon is not None:
             terms += f", and never more than epsilon {offer.lifetime_epsilon:g} in total"

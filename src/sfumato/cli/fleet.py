@@ -95,7 +95,7 @@ def fleet_command(
 
     \b
     Example:
-      sfumato fleet --server http://127.0.0.1:8000 --key 5c…0d --study "Trees" --data trees.csv
+      sfumato fleet --server http://127.0.0.1:8420 --key 5c…0d --study "Trees" --data trees.csv
     """
     from sfumato.simulation.network_fleet import Holding, NetworkFleet, draw_holdings
     from sfumato.simulation.population import Population

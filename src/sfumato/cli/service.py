@@ -70,9 +70,9 @@ def serve_command(
     store is in the current folder.
 
     --check creates nothing: it prints the settings in effect and the most memory that they allow,
-    and checks the certificate and its end, the store, its disk, the limit of open files, the cache
-    of compiled loops, the signing key, the clock, the budget and the tokens. The exit code is 0 if
-    a collector can start; warnings go to stderr.
+    and checks the certificate and its end, the store, its disk, the lake, the limit of open files,
+    the cache of compiled loops, the signing key, the clock, the budget and the tokens. The exit
+    code is 0 if a collector can start; warnings go to stderr.
 
     \b
     Example:

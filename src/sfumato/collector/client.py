@@ -160,6 +160,11 @@ def study_keys(path: Path | str) -> dict[str, Any]:
     dictionary = keys.pop("dictionary", None)
     column = keys.pop("dictionary_column", None)
     items = None
+    if dictionary is None and study.facts.dictionary == "listed":
+        raise StudyError(
+            f"{study.question} need a list of items, the study's dictionary; got none",
+            hint='set dictionary = "FILE" in the study',
+        )
     if dictionary is not None:
         name = column or files.column_names(dictionary)[0]
         batches = files.read_columns(dictionary, [name], [pa.string()])

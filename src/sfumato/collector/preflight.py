@@ -6,6 +6,7 @@ Each check is "ok", a "warning" (it starts, but look at this) or an "error" (men
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import shutil
 import ssl
@@ -19,6 +20,7 @@ from typing import Literal
 
 from cryptography import x509
 
+from sfumato import files
 from sfumato.collector import keys
 from sfumato.collector.settings import Settings
 from sfumato.collector.store import schema
@@ -62,6 +64,7 @@ def checks(settings: Settings, now: Callable[[], float] = time.time) -> list[Fin
     findings = _attempt("certificate", lambda: _certificate(settings, now()))
     findings += _attempt("store", lambda: _store(settings))
     findings += _attempt("disk", lambda: _disk(settings))
+    findings += _attempt("lake", lambda: _lake(settings))
     findings += _attempt("open files", lambda: _open_files(settings))
     findings += _attempt("compiled loops", _compiled_loops)
     if any(each.check == "store" and each.state == "error" for each in findings):
@@ -168,6 +171,23 @@ def _disk(settings: Settings) -> _Result:
     if free < LOW_DISK_BYTES:
         return text, "free space: a full disk refuses reports"
     return text
+
+
+def _lake(settings: Settings) -> _Result:
+    if settings.lake is None:
+        return None
+    folder = files.folder(settings.lake)
+    if "://" in folder:
+        return f"{folder} is not asked now"
+    place = Path(folder).absolute()
+    nearest = next(each for each in (place, *place.parents) if os.access(each, os.F_OK))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise SpecError(
+            f"the lake must be in a folder that this user can write; got {folder}, and "
+            f"{nearest} is not one",
+            hint="set lake to another folder, or let the service's user write there",
+        )
+    return f"{folder} can be written"
 
 
 def _open_files(settings: Settings) -> _Result:

@@ -15,7 +15,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 from sfumato.errors import SpecError
 from sfumato.privacy import Budget
-from sfumato.spec import require
+from sfumato.spec import require, suggestion
 
 PREFIX = "SFUMATO_"
+OTHERS = {  # variables that are not settings
+    f"{PREFIX}{name}"
+    for name in ("SERVER", "SERVER_KEY", "TOKEN", "DEVICE_HOME", "DATA", "TEST_SEED")
+}
 NEVER = "never"  # stands for None in a file
 LEVELS = ("debug", "info", "warning", "error")
 MEBIBYTE = 1 << 20
@@ -116,20 +120,22 @@ class Settings:
     def load(
         cls, path: Path | str | None = None, *, environment: Mapping[str, str] | None = None
     ) -> Settings:
-        """Settings from a file, if any, and the environment; unknown keys raise SpecError."""
+        """Settings from a file, if any, and the environment. Unknown keys and SFUMATO_… variables
+        raise SpecError."""
         values = {} if path is None else _read(path)
         keys = [field.name for field in fields(cls)]
         if unknown := sorted(set(values) - set(keys)):
-            raise SpecError(
-                f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {path}",
-                hint=f"the keys are {', '.join(keys)}",
-            )
+            raise _unknown(unknown, keys, str(path))
         hints = typing.get_type_hints(cls)
-        for name, value in (os.environ if environment is None else environment).items():
-            key = name.removeprefix(PREFIX).lower()
-            if name == PREFIX + key.upper() and key in keys:
-                is_never = key == "retention_days" and value == NEVER
-                values[key] = value if is_never else _parse(name, value, hints[key])
+        variables = os.environ if environment is None else environment
+        names = {PREFIX + key.upper(): key for key in keys}
+        present = {name for name in variables if name.startswith(PREFIX)} - OTHERS
+        if unknown := sorted(present - names.keys()):
+            raise _unknown(unknown, list(names), "the environment")
+        for name in present:
+            key, value = names[name], variables[name]
+            is_never = key == "retention_days" and value == NEVER
+            values[key] = value if is_never else _parse(name, value, hints[key])
         if values.get("retention_days") == NEVER:
             values["retention_days"] = None
         lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
@@ -154,6 +160,15 @@ def without_secrets(store: str) -> str:
         return f"{parts.scheme}:…" if parts.scheme and "@" in store else store
     user, at, host = parts.netloc.rpartition("@")
     return urlunsplit((parts.scheme, user.partition(":")[0] + at + host, parts.path, "", ""))
+
+
+def _unknown(unknown: Sequence[str], keys: Sequence[str], place: str) -> SpecError:
+    """The error for keys that are no settings; one may be a mistyped budget."""
+    similar = [text for name in unknown if (text := suggestion(name, keys))]
+    return SpecError(
+        f"unknown key{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} in {place}",
+        hint=" ".join(similar) or f"the keys are {', '.join(keys)}",
+    )
 
 
 def _read(path: Path | str) -> dict[str, Any]:

@@ -104,7 +104,11 @@ def authorise(store: Store, token: str | None, role: Role, *, now: float) -> Tok
 def require_all_studies(studies: str | None) -> None:
     """Raise Problem unless a token with these studies may see what is about all of them."""
     if studies is not None:
-        raise Problem("forbidden", hint="use a token that is not for some studies only")
+        raise Problem(
+            "forbidden",
+            "this token is limited to some studies, and this is about all of them",
+            hint="use a token without such a limit",
+        )
 
 
 def _study_id(tx: Transaction, study: str) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +29,7 @@ from sfumato.dashboard import charts
 from sfumato.dashboard.charts import Estimate, estimates
 from sfumato.flow.release import Release
 from sfumato.privacy import Entry
+from sfumato.privacy.accounting import epsilon_text
 from sfumato.secagg.coordinator import Phase
 from sfumato.study import QUESTIONS, TRUSTS, Study
 
@@ -43,7 +45,7 @@ class StudySummary:
     row: StudyRow
     study: Mapping[str, Any]
     plan: Mapping[str, Any]
-    reports: int
+    reports: int  # without duplicates
     target: int
     fault: FaultRow | None = None
 
@@ -63,7 +65,10 @@ def study_summaries(store: Store, token: TokenRow) -> list[StudySummary]:
 def _summary(tx: Transaction, row: StudyRow, fault: FaultRow | None) -> StudySummary:
     tasks, plan = tx.tasks(row.id), json.loads(row.plan)
     if row.state in studies.ALIVE:
-        reports = sum(studies.report_count(tx, task.id) for task in tasks)
+        reports = sum(
+            studies.report_count(tx, task.id) - tx.counts(task.id).get("repeated", 0)
+            for task in tasks
+        )
     else:  # sealed records may have been dropped; the counts stay
         reports = sum(tx.counts(task.id).get("reports", 0) for task in tasks)
     target = target_of([task.target for task in tasks], plan)
@@ -248,8 +253,11 @@ class LedgerView:
     local: tuple[LocalCost, ...]
 
     @property
-    def left(self) -> float | None:
-        return None if self.limit is None else max(0.0, self.limit - self.spent)
+    def left(self) -> Decimal | None:
+        """What is left of the limit by the spent epsilon as it is shown, which is rounded up."""
+        if self.limit is None:
+            return None
+        return max(Decimal(0), Decimal(str(self.limit)) - Decimal(epsilon_text(self.spent)))
 
     @property
     def daily(self) -> float:
@@ -318,7 +326,7 @@ class Bill:
 
     @property
     def so_far(self) -> int:
-        """The bytes of all reports received."""
+        """The bytes of all reports received, without duplicates."""
         return self.bytes_per_report * self.summary.reports
 
 

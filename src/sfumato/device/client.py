@@ -246,13 +246,13 @@ class Http:
         fresh = self._connection.sock is None
         try:
             return self._request(method, path, body, headers)
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except (http.client.RemoteDisconnected, ConnectionError) as problem:
             self._connection.close()
             if fresh:
-                raise _unreachable() from None
-        except (OSError, http.client.HTTPException):
+                raise _unreachable() from problem
+        except (OSError, http.client.HTTPException) as problem:
             self._connection.close()
-            raise _unreachable() from None
+            raise _unreachable() from problem
         try:
             return self._request(method, path, body, headers)
         except (OSError, http.client.HTTPException):

@@ -42,6 +42,9 @@ from sfumato.spec import from_json, later, require, spec, to_json
 from sfumato.study import QUESTIONS, TRUSTS
 
 KEY_BYTES = 32
+WRONG_SIGNATURE = (
+    "an offer must be signed with the collector's key; this signature does not match it"
+)
 _CONTEXT = b"sfumato offer v1\0"  # so that the signature of an offer is valid for nothing else
 
 
@@ -245,7 +248,7 @@ def check_signature(context: bytes, text: str, digits: str, key: bytes) -> None:
         public.verify(bytes.fromhex(digits), context + text.encode())
     except (InvalidSignature, ValueError):  # ValueError: not hexadecimal, or a surrogate
         raise OfferError(
-            "an offer must be signed with the collector's key; this signature does not match it",
+            WRONG_SIGNATURE,
             hint="check the collector's address and its public key",
         ) from None
 

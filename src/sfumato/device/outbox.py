@@ -82,7 +82,12 @@ class SendingRule:
         require.within(1, LONGEST_DELAY, delay_seconds=self.delay_seconds)
         limit = self.lifetime_epsilon
         require(
-            limit is None or (self.epsilon is not None and limit >= self.epsilon),
+            limit is None or self.epsilon is not None,
+            f'lifetime_epsilon is for studies with trust "local"; got {limit}',
+            hint="leave it out: in other studies, the collector's budget limits the epsilon",
+        )
+        require(
+            limit is None or self.epsilon is None or limit >= self.epsilon,
             f"lifetime_epsilon must allow one record of epsilon {self.epsilon}; "
             f"got {limit}; use None for no limit",
         )

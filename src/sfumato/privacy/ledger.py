@@ -127,7 +127,7 @@ class Ledger:
             self.budget = self._read_budget(budget)
         if budget is not None and budget != self.budget:
             raise BudgetError(
-                f"the ledger at {path} was made for {_words(self.budget)}; got {_words(budget)}",
+                f"the ledger at {path} was made for {words(self.budget)}; got {words(budget)}",
                 hint="a budget is never changed; use another file for another budget",
             )
 
@@ -157,7 +157,7 @@ class Ledger:
         self._connection.close()
 
     def __repr__(self) -> str:
-        return f"Ledger({_words(self.budget)}, spent={epsilon_text(self.spent())})"
+        return f"Ledger({words(self.budget)}, spent={epsilon_text(self.spent())})"
 
     def _read_budget(self, initial: Budget | None) -> Budget:
         """The budget in the file; an empty file gets the tables and the `initial` one."""
@@ -226,7 +226,7 @@ def afford(
             promised = f"would bring the delta of lists to {lists:.4g}"
             hint = f"besides other studies, lists may take {share:g} of this budget's delta in all"
     raise BudgetError(
-        f"this budget allows {_words(budget)} and has spent {epsilon_text(before)}, "
+        f"this budget allows {words(budget)} and has spent {epsilon_text(before)}, "
         f"so a release that {promised} is refused",
         hint=hint,
     )
@@ -322,7 +322,8 @@ def _cohorts(entries: Sequence[Entry]) -> list[list[list[Loss]]]:
     return [[list(chain(*charges)) for charges in cohorts] for cohorts in _charges(entries)]
 
 
-def _words(budget: Budget) -> str:
+def words(budget: Budget) -> str:
+    """A budget in words, as in an error."""
     if budget.epsilon is None:
-        return "any epsilon"
+        return f"any epsilon at delta {budget.delta:g}"
     return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"

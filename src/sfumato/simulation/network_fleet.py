@@ -6,6 +6,7 @@ they are due. Only the collector's response times are real.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from sfumato.device import (
     SendSummary,
     SkipReason,
 )
-from sfumato.device.offers import Offer
+from sfumato.device.offers import WRONG_SIGNATURE, Offer
 from sfumato.device.outbox import DAY_SECONDS, Outcome
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.flow.model_terms import Train
@@ -209,7 +210,8 @@ class NetworkFleet:
         answer again. If the fleet has `respondents`, those of a cohort answer on one day, and the
         fleet waits for the task of the next cohort. In masked rounds the share `dropout_rates` of
         the devices drops out in a phase; `timeout_seconds` limits the wait for the next round of an
-        unfinished study, and for an absent collector.
+        unfinished study, and for an absent collector. An address where nothing listens at the start
+        is an error at once.
         """
         if self._respondents is not None and days != 1:
             raise SpecError(f"a fleet with respondents by cohort takes one day; got {days} days")
@@ -219,6 +221,7 @@ class NetworkFleet:
             for device in self._devices:
                 device.set_passcode(study, self._passcode)
         today = int(time.time() // DAY_SECONDS)
+        self._connect_first(today)
         offer: Offer | None = self._offer(study, today, STUDY_SECONDS)
         assert offer is not None  # otherwise `_offer` raises
         outcomes, total, task_ids = Counter[str](), SendSummary(), set[str]()
@@ -227,6 +230,11 @@ class NetworkFleet:
             outcomes = self._in_rounds(study, dropout_rates or {}, timeout_seconds, report)
             total = SendSummary(delivered=outcomes[RoundOutcome.DONE])
             return self._summary(days, outcomes, total, time.perf_counter() - started)
+        if dropout_rates:
+            raise SpecError(
+                "dropout rates (--leave) are for studies with masked rounds; this one has none",
+                hint="leave them out; --drop loses answers",
+            )
         while offer is not None:
             numbers = self._respondents_of(offer.task.cohort)
             results, sending, today = self._by_days(
@@ -258,7 +266,8 @@ class NetworkFleet:
         for day in range(last + _TRIES):
             if day > last and not total.pending:
                 break
-            report_day = partial(_report_day, report, day, last + 1)
+            stage = f"day {day + 1}" if day < days else f"day {day + 1}, sending what is due"
+            report_day = partial(_report_day, report, stage, day, last + 1)
             report_day(0.0)
             if 0 < day < days:
                 time.sleep(pause_seconds)
@@ -322,6 +331,11 @@ class NetworkFleet:
             if sessions:
                 rounds += 1
                 stage, links = f"round {rounds}", len(self._links)
+                if leaving := sum(each.dropout_phase is not None for each in sessions.values()):
+                    stage += (
+                        f", {leaving:,} devices leave: the collector waits for them until its "
+                        "phase_seconds are over"
+                    )
                 results = drive_sessions(
                     [
                         (send, [each for k, each in sessions.items() if k % links == link])
@@ -445,13 +459,32 @@ class NetworkFleet:
         until = time.monotonic() + timeout
         while (offer := self._current_offer(study, date * DAY_SECONDS)) is None:
             if time.monotonic() > until:
-                refused = "; ".join(self._devices[0].refused)
-                raise ServiceError(
-                    f"the collector does not offer {study!r}",
-                    hint=refused or "use the study's name, not its id",
-                )
+                raise self._not_offered(study)
             time.sleep(0.1)
         return offer
+
+    def _not_offered(self, study: str) -> ServiceError:
+        """The error for a study that the collector does not offer."""
+        device = self._devices[0]
+        refused = dict.fromkeys(device.refused)
+        if set(refused) == {WRONG_SIGNATURE}:
+            return ServiceError(
+                "the key (--key) must be this collector's; it has signed none of the offers",
+                hint="sfumato key show prints the collector's public key",
+            )
+        names = ", ".join(repr(each.offer.study) for each in device.known_offers())
+        return ServiceError(
+            f"the collector does not offer {study!r}: it is not open any more, or has another name",
+            hint="; ".join(refused) or (f"it offers {names}" if names else "no study is open"),
+        )
+
+    def _connect_first(self, date: int) -> None:
+        """Make the first request, and raise ServiceError at once if nothing listens there."""
+        try:
+            self._devices[0].offers(date * DAY_SECONDS)
+        except ServiceError as problem:  # any other one may be over when it is repeated
+            if isinstance(problem.__cause__, ConnectionRefusedError | socket.gaierror):
+                raise
 
     def _refused(self) -> int:
         """The number of uploads that were refused or not answered."""
@@ -570,9 +603,11 @@ def drive_sessions(
         return sum(threads.map(_drive, groups, reports), Counter[str]())
 
 
-def _report_day(report: Callable[[str, float], None], day: int, days: int, share: float) -> None:
+def _report_day(
+    report: Callable[[str, float], None], stage: str, day: int, days: int, share: float
+) -> None:
     """Report the share of a day of so many; the remaining records may take more days."""
-    report(f"day {day + 1}", min((day + share) / days, 1.0))
+    report(stage, min((day + share) / days, 1.0))
 
 
 def _silent(share: float) -> None:

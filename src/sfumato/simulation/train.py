@@ -193,7 +193,7 @@ def train(
             "charged; got no ledger",
             hint="use a ledger (--ledger FILE) from the start",
         )
-    training = Training(design, data, torch.device(device), exact, seed, protocol, own=own)
+    training = Training(design, data, _usable(device), exact, seed, protocol, own=own)
     if checkpoint is not None and checkpoint.exists():
         if not resume:
             raise DataError(
@@ -249,6 +249,17 @@ def _board(folder: Path | None) -> Iterator[Callable[[RoundFigures], None]]:
         yield show
     finally:
         writer.close()
+
+
+def _usable(device: str) -> torch.device:
+    """The PyTorch device of this name; SpecError if it cannot be used here."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError):  # the former without CUDA
+        raise SpecError(
+            f"device must be one that PyTorch can use on this machine; got {device}",
+            hint="use cpu, or install a build of PyTorch and a driver for this device",
+        ) from None
 
 
 def _own(

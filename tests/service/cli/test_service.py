@@ -80,8 +80,8 @@ def answer_of(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def send(collector: CollectorServer, name: str, categories: list[int]) -> None:
-    """Send the reports of devices with these items to a study."""
+def send(collector: CollectorServer, name: str, categories: list[int], *, times: int = 1) -> None:
+    """Send the reports of devices with these items to a study, each so many times."""
     envelopes = ask(collector.address, "GET", "/v1/offers").json()["offers"]
     offers = [verify(envelope, public_key(collector.key)) for envelope in envelopes]
     (task,) = [offer.task for offer in offers if offer.study == name]
@@ -90,8 +90,9 @@ def send(collector: CollectorServer, name: str, categories: list[int]) -> None:
         local_report(task, np.array([category]), rng=SystemRng()).to_bytes()
         for category in categories
     ]
-    answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(reports))
-    assert answer.status == 201
+    for _ in range(times):
+        answer = ask(collector.address, "POST", f"/v1/tasks/{task.id}/reports", to_frames(reports))
+        assert answer.status == 201
 
 
 def test_a_study_from_its_opening_to_a_file(
@@ -117,6 +118,8 @@ def test_a_study_from_its_opening_to_a_file(
         lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
         "the release",
     )
+    again = sfumato("study", "close", "Trees")  # asks nothing
+    assert "Trees is released already; nothing was done" in again.stderr
     table = sfumato("release", "show", "Trees").stdout
     assert "95% interval" in table
     release = answer_of(sfumato("release", "show", "Trees", "--json"))
@@ -134,6 +137,21 @@ def test_a_study_from_its_opening_to_a_file(
 
     assert sfumato("study", "delete", "Trees", "--yes").stdout.startswith("Trees: deleted")
     assert answer_of(sfumato("release", "show", "Trees", "--json")) == release
+
+
+def test_reports_that_were_sent_twice_are_shown_once(
+    sfumato: Sfumato, collector: CollectorServer
+) -> None:
+    study_id = answer_of(sfumato(*create("Repeated"), "--json"))["id"]
+    send(collector, "Repeated", [0, 1, 2], times=2)
+    sfumato("study", "close", "Repeated", "--yes")
+    wait_for(
+        lambda: answer_of(sfumato("study", "show", study_id, "--json"))["state"] == "released",
+        "the release",
+    )
+    text = sfumato("study", "show", "Repeated").stdout
+    assert "6 reports received, 3 counted, 3 duplicates" in text
+    assert "round 0: done, 3 of " in text
 
 
 def test_a_passcode_goes_from_the_study_to_devices_in_a_file(
@@ -224,6 +242,15 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert result.stdout == ""
 
 
+def test_a_study_without_its_dictionary_says_which_key_to_set(
+    sfumato: Sfumato, tmp_path: Path
+) -> None:
+    lines = STUDY.splitlines()
+    (tmp_path / "study.toml").write_text("\n".join(x for x in lines if "dictionary" not in x))
+    result = sfumato(*create("No items"), code=2)
+    assert 'hint: set dictionary = "FILE" in the study' in result.stderr
+
+
 def test_a_command_without_a_token_sends_no_request(
     sfumato: Sfumato, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +289,7 @@ def test_a_token_for_one_study_shows_no_other(
     assert [study["id"] for study in answer_of(sfumato("study", "list", "--json"))] == [own]
     for study in ("Other", other):
         assert "there is no study" in sfumato("study", "show", study, code=2).stderr
-    assert "does not allow" in sfumato("ledger", "show", code=1).stderr
+    assert "this token is limited to some studies" in sfumato("ledger", "show", code=1).stderr
 
 
 def test_a_failing_study_is_shown_and_tried_again(

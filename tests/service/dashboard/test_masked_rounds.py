@@ -35,6 +35,8 @@ def test_a_masked_round_says_how_far_it_is(tmp_path: Path) -> None:
             for part in everybody[:7]:
                 go(part, send)
             assert "7 of 20 devices are waiting for a masked round." in page()
+            assert "Delay of reports" not in page()
+            assert "Daily reports" not in page()
             for part in everybody:
                 go(part, send)
             rounds.work()

@@ -7,6 +7,8 @@ import io
 import json
 import re
 import time
+from dataclasses import replace
+from decimal import Decimal
 
 import pyarrow.csv
 import pyarrow.parquet
@@ -17,7 +19,9 @@ from browsing import TREES, Stage, falling_counts, values_of
 from service.dashboard.visiting import Visitor
 from sfumato.collector import studies
 from sfumato.collector.store.store import FaultRow
+from sfumato.dashboard.queries import LedgerView
 from sfumato.device import passcodes
+from sfumato.privacy.accounting import epsilon_text
 
 EVIL = '<script>alert(1)</script>" onload="x'
 
@@ -289,11 +293,31 @@ def test_the_ledger_has_every_charge_and_what_is_left(stage: Stage, analyst: Vis
     study = stage.open("Charged trees", trust="central", epsilon=1.0, devices=30)
     stage.answer("Charged trees", values_of(falling_counts(30)))
     stage.finish(study)
-    spent = stage.client.ledger()["spent"]
+    spent = float(epsilon_text(stage.client.ledger()["spent"]))
     page = page_text(analyst.get("/dashboard/ledger").text)
-    assert f"Epsilon spent {spent:.4g} " in page
-    assert f"Epsilon left {8 - spent:.4g} " in page
+    assert f"Epsilon spent {spent:g} Epsilon left {8 - spent:.10g} Epsilon limit 8 " in page
     assert re.search(r"Charged trees every round laplace, scale 1 1 1\b", page)
+
+
+def test_what_is_spent_and_left_of_a_budget_adds_up_to_its_limit() -> None:
+    view = LedgerView(limit=3.0, delta=1e-6, spent=0.99532, charges=(), local=())
+    assert epsilon_text(view.spent) == "0.9954"
+    assert view.left == Decimal("2.0046")
+    assert replace(view, limit=0.5).left == 0
+
+
+def test_a_report_that_is_sent_twice_is_shown_once(stage: Stage, admin: Visitor) -> None:
+    study = stage.open("Repeated trees", devices=1_000)
+    values = values_of(falling_counts(30))
+    body = stage.answer("Repeated trees", values)
+    (task,) = stage.client.study(study)["tasks"]
+    assert serving.ask(stage.address, "POST", f"/v1/tasks/{task['id']}/reports", body).status == 201
+    stage.finish(study)
+    state = stage.client.study(study)
+    assert (state["received"], state["counted"], state["repeated"]) == (60, 30, 30)
+    page = page_text(admin.get(f"/dashboard/studies/{study}").text)
+    assert "round 0 done 30 1,000" in page
+    assert "Received 60 Counted 30 Duplicates (counted once) 30" in page
 
 
 def test_the_ledger_says_what_local_studies_cost_a_device_in_a_day(

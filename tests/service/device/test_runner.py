@@ -185,8 +185,8 @@ def test_the_commands_of_a_device(server: StandIn, tmp_path: Path) -> None:
     assert output_of("consent", "Street trees", "--yes", *home) == "Street trees: consent given\n"
     assert output_of("record", "Street trees", "oak", *home) == "kept\n"
     assert json.loads(output_of("log", *home, "--json"))["state"] == "waiting"
-    nothing = {"sent": 0, "rejected": 0, "forgotten": 0, "kept": 0, "wrong_passcode": 0}
-    assert json.loads(output_of("send", *home, "--json")) == nothing
+    waiting = {"sent": 0, "rejected": 0, "forgotten": 0, "wrong_passcode": 0, "waiting": 2}
+    assert json.loads(output_of("send", *home, "--json")) == waiting
     assert output_of("delete", *home) == "deleted 2 records\n"
     assert output_of("withdraw", "Street trees", *home) == "Street trees: consent withdrawn\n"
     assert output_of("record", "Street trees", "oak", *home) == "no_consent\n"
@@ -331,6 +331,8 @@ def test_the_log_prints_each_record_and_how_it_was_made(server: StandIn, tmp_pat
         assert CliRunner().invoke(main, ["device", *arguments, *options]).exit_code == 0
     recorded = CliRunner().invoke(main, ["device", "record", "Street trees", CANARY, *options])
     assert recorded.output == "kept\n"
+    output = CliRunner().invoke(main, ["device", "send", *options]).output
+    assert output == "sent 0, rejected 0, forgotten 0, wrong_passcode 0, waiting 2\n"
     (entry,) = [
         json.loads(line)
         for line in CliRunner()
@@ -346,6 +348,20 @@ def test_the_log_prints_each_record_and_how_it_was_made(server: StandIn, tmp_pat
         for record in entry["records"]
     ]
     assert CANARY not in json.dumps(entry)
+
+
+def test_a_value_for_a_study_that_is_not_offered_is_an_error(
+    server: StandIn, tmp_path: Path
+) -> None:
+    options = ["--home", str(tmp_path), "--server", server.url, "--key", PUBLIC.hex()]
+    offers = CliRunner().invoke(main, ["device", "offers", *options]).output
+    assert "; exactly 2 are sent for each day on which you take part" in offers
+    for command in ("record", "join"):
+        done = CliRunner().invoke(main, ["device", command, "Street tree", CANARY, *options])
+        assert (done.exit_code, done.stdout) == (1, "not_offered\n")
+        assert "'Street tree' is not" in done.stderr
+        assert "sfumato device offers lists" in done.stderr
+        assert CANARY not in done.output
 
 
 def test_a_value_is_recorded_with_its_segment(server: StandIn, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,12 @@ from sfumato.collector.serve import CollectorServer
 from sfumato.device import Response
 from sfumato.errors import ImpossibleError, ServiceError, SpecError
 from sfumato.privacy import SystemRng
-from sfumato.simulation.network_fleet import NetworkFleet, Unreliable, draw_holdings
+from sfumato.simulation.network_fleet import (
+    TIMEOUT_SECONDS,
+    NetworkFleet,
+    Unreliable,
+    draw_holdings,
+)
 from sfumato.simulation.population import Population
 
 TREES = [f"tree {number}" for number in range(20)]
@@ -104,6 +110,9 @@ def test_a_day_reports_how_far_it_is() -> None:
         server.offer(HASHED)
         with NetworkFleet(server.url, PUBLIC, [["oak"]] * 4, connections=1) as fleet:
             fleet.ask("Street trees", progress=lambda *report: reports.append(report))
+    stages = list(dict.fromkeys(stage for stage, _ in reports))
+    assert stages[0] == "day 1"
+    assert all(stage.endswith("sending what is due") for stage in stages[1:])
     shares = [share for stage, share in reports if stage == "day 1"]
     assert len(set(shares)) == 4
     assert shares == sorted(shares)
@@ -133,12 +142,48 @@ def test_a_busy_collector_is_asked_again(tmp_path: Path) -> None:
 
 def test_a_study_that_is_not_offered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sfumato.simulation.network_fleet.STUDY_SECONDS", 0.0)
+    with running() as server:
+        server.offer(HASHED)
+        with (
+            NetworkFleet(server.url, PUBLIC, [["oak"]]) as fleet,
+            pytest.raises(ServiceError, match="does not offer 'Trees': it is not open") as caught,
+        ):
+            fleet.ask("Trees")
+    assert caught.value.hint == "it offers 'Street trees'"
+
+
+def test_a_key_that_is_not_the_collectors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.simulation.network_fleet.STUDY_SECONDS", 0.0)
+    with running() as server:
+        server.offer(HASHED)
+        with (
+            NetworkFleet(server.url, bytes(32), [["oak"]]) as fleet,
+            pytest.raises(ServiceError, match="must be this collector's; it has signed") as caught,
+        ):
+            fleet.ask("Street trees")
+    assert "key show" in (caught.value.hint or "")
+
+
+def test_a_fleet_does_not_wait_where_nothing_listens() -> None:
+    with running() as server:
+        address = server.url
+    started = time.monotonic()
     with (
-        running() as server,
-        NetworkFleet(server.url, PUBLIC, [["oak"]]) as fleet,
-        pytest.raises(ServiceError, match="does not offer 'Trees'"),
+        NetworkFleet(address, PUBLIC, [["oak"]]) as fleet,
+        pytest.raises(ServiceError, match="did not answer"),
     ):
-        fleet.ask("Trees")
+        fleet.ask("Street trees")
+    assert time.monotonic() - started < TIMEOUT_SECONDS / 2
+
+
+def test_devices_leave_masked_rounds_only() -> None:
+    with running() as server:
+        server.offer(HASHED)
+        with (
+            NetworkFleet(server.url, PUBLIC, [["oak"]]) as fleet,
+            pytest.raises(SpecError, match="studies with masked rounds; this one has none"),
+        ):
+            fleet.ask("Street trees", dropout_rates={"mask": 0.05})
 
 
 def test_what_devices_hold_is_drawn_from_the_data() -> None:

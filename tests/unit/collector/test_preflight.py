@@ -85,6 +85,15 @@ def test_a_full_disk_and_few_files_are_warnings(
     assert "cannot be used" in look(missing, "disk").text
 
 
+def test_a_lake_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    assert look(settings(tmp_path, lake=f"{tmp_path}/new/lake"), "lake").state == "ok"
+    (tmp_path / "file").touch()
+    finding = look(settings(tmp_path, lake=f"{tmp_path}/file/lake"), "lake")
+    assert (finding.state, f"{tmp_path}/file is not one" in finding.text) == ("error", True)
+    assert "not asked" in look(settings(tmp_path, lake="s3://lake"), "lake").text
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 def test_a_running_store_has_its_key_its_clock_its_budget_and_its_tokens(tmp_path: Path) -> None:
     place = settings(tmp_path, budget_epsilon=4.0)
     with closing((stage := Stage(place.store)).store) as store:

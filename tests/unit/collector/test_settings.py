@@ -96,6 +96,24 @@ def test_an_invalid_variable_is_refused(name: str, value: str) -> None:
         Settings.load(environment={name: value})
 
 
+def test_a_mistyped_variable_is_refused_as_it_may_be_the_budget() -> None:
+    with pytest.raises(SpecError, match="unknown key SFUMATO_BUDGET_EPSILN in the env") as caught:
+        Settings.load(environment={"SFUMATO_BUDGET_EPSILN": "3"})
+    assert caught.value.hint == "did you mean SFUMATO_BUDGET_EPSILON?"
+
+
+def test_variables_that_are_not_for_collectors_are_no_mistakes() -> None:
+    others = ("SERVER", "SERVER_KEY", "TOKEN", "DEVICE_HOME", "DATA", "TEST_SEED")
+    environment = {f"SFUMATO_{name}": "x" for name in others}
+    assert Settings.load(environment=environment) == Settings()
+
+
+def test_a_mistyped_key_gets_the_one_that_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="unknown key budget_epsilom in") as caught:
+        Settings.load(write(tmp_path, "budget_epsilom = 3"), environment={})
+    assert caught.value.hint == "did you mean budget_epsilon?"
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         Settings.load(tmp_path / "none.toml", environment={})

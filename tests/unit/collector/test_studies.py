@@ -346,7 +346,8 @@ def test_without_a_budget_everything_is_recorded(store: Store) -> None:
 def test_a_budget_is_set_once_and_before_anything_was_charged(store: Store) -> None:
     set_budget(store, Budget(epsilon=1.0, delta=1e-6))
     set_budget(store, Budget(epsilon=1.0, delta=1e-6))
-    with pytest.raises(BudgetError, match="cannot be changed"):
+    both = "cannot be changed.* has epsilon 1 at delta 1e-06, the settings have epsilon 2 at delta"
+    with pytest.raises(BudgetError, match=both):
         set_budget(store, Budget(epsilon=2.0, delta=1e-6))
 
 

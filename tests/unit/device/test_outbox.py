@@ -1120,5 +1120,7 @@ def test_a_state_with_readable_records_survives() -> None:
 
 
 def test_a_readable_record_has_no_lifetime_in_epsilon() -> None:
-    with pytest.raises(SpecError, match="lifetime_epsilon"):
+    with pytest.raises(
+        SpecError, match='lifetime_epsilon is for studies with trust "local"; got 4'
+    ):
         replace(READABLE, lifetime_epsilon=4.0)

@@ -211,6 +211,12 @@ def test_what_cannot_be_trained_is_refused(
         plan(study(devices=24, **changes))
 
 
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_pytorch_cannot_use_is_refused(device: str) -> None:
+    with pytest.raises(SpecError, match=f"that PyTorch can use on this machine; got {device}"):
+        train(study(), population(), device=device)
+
+
 def test_other_keys_of_the_table_are_refused_by_name() -> None:
     with pytest.raises(StudyError, match=r"unknown key colour in \[training\]"):
         Study.from_mapping({**KEYS, "training": {**MODEL, "colour": 1}})

@@ -10,7 +10,7 @@ from sfumato.collector.store.store import Store, Transaction
 from sfumato.errors import BudgetError, SfumatoError
 from sfumato.privacy import Budget, Charge, Entry, Loss
 from sfumato.privacy.accounting import epsilon_of, loss_of_task
-from sfumato.privacy.ledger import afford, spent
+from sfumato.privacy.ledger import afford, spent, words
 from sfumato.spec import from_json, to_json
 
 NO_LIMIT = Budget(epsilon=None, delta=1e-6)  # the budget of a store until another one is set
@@ -66,10 +66,11 @@ def needs_budget(tx: Transaction, budget: Budget) -> bool:
     """Whether the store does not have this budget yet; BudgetError if it cannot get it."""
     if tx.budget() is None and (budget == NO_LIMIT or not tx.entries()):
         return True
-    if budget != StoreLedger(tx).budget:
+    if budget != (present := StoreLedger(tx).budget):
         raise BudgetError(
-            "a budget cannot be changed, nor set in a store that has charged without one",
-            hint="use another store for another budget",
+            "a budget cannot be changed, nor set in a store that has charged without one; "
+            f"the store has {words(present)}, the settings have {words(budget)}",
+            hint="set budget_epsilon and budget_delta as before, or use another store",
         )
     return False
 

@@ -327,10 +327,18 @@ class SqliteCopy:
 def read_copy(path: Path) -> Iterator[SqliteCopy]:
     """Open the copy of a store; StoreError if it is another file, or damaged."""
     with _as_store_errors(path), closing(_read_only_connection(path)) as raw:
-        sound = raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        table = raw.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
+        try:
+            sound = raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            table = raw.execute("SELECT 1 FROM sqlite_schema WHERE name = 'migration'").fetchone()
+        except sqlite3.DatabaseError as problem:
+            if problem.sqlite_errorcode != sqlite3.SQLITE_NOTADB:
+                raise
+            sound = table = None
         if not (sound and table):
-            raise StoreError(f"{path} must be a copy of a store; it is another file, or damaged")
+            raise StoreError(
+                f"{path} must be a copy of a store; it is another file, or damaged",
+                hint="sfumato backup writes copies",
+            )
         yield SqliteCopy(raw)
 
 
