@@ -62,6 +62,7 @@ class QuestionFacts:
     """Whether a study lists the items to count, may list items already known, or neither."""
     not_collected: tuple[Trust, ...] = ()  # trusts that only simulations support
     may_mask: bool = False  # whether a trusted collector can work from masked sums
+    counts_all: bool = False  # whether every count is promised, not only which items are common
     in_cohorts: tuple[Trust, ...] = ()  # trusts with masked rounds that ask devices of their own
     instead: str = ""  # advice for other trusts
     algorithms: Mapping[Trust, tuple[str, ...]] = field(default_factory=dict)
@@ -155,6 +156,7 @@ QUESTIONS: dict[str, QuestionFacts] = {
         planners={"central": "sfumato.questions.item_lists.plan:plan"},
         algorithms={"central": ("sparse", "invertible_sketch", "threshold_sampling")},
         may_mask=True,
+        counts_all=True,
         in_cohorts=("central",),
         keys={"central": (*_OPEN, *_LISTS, "cohorts")},
         instead='with "secure", ask for heavy_hitters, which searches by prefixes: a table with '

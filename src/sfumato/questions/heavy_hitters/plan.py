@@ -79,7 +79,7 @@ def plan(study: Study) -> Plan:
     """Plan a study that lists heavy hitters and, for a histogram, then counts them."""
     limit = study.bytes_per_device or DEFAULT_BYTES
     design: ListDesign
-    if study.question == "histogram":
+    if study.facts.counts_all:
         design = _histogram(study, limit)
     else:
         design = _names(study, limit, 1, study.epsilon, study.delta)

@@ -137,7 +137,7 @@ def _cut(study: Study, mechanism: ListedAbove) -> tuple[guarantees.Cut | None, s
     if failure is None:
         return None, ""
     assert study.threshold is not None  # checked
-    with_counts = study.question == "histogram"
+    with_counts = study.facts.counts_all
     total = most_devices(study.device_count) * study.items_per_device
 
     def best(threshold: float) -> guarantees.Cut:

@@ -43,7 +43,7 @@ _WRONG = 0.01  # share of the failure for wrong keys
 def plan(study: Study) -> Plan:
     """Plan ApproxHH, or for a histogram ApproxHist: paper 001's algorithms 2 and 3."""
     _check(study)
-    with_counts = study.question == "histogram"
+    with_counts = study.facts.counts_all
     assert study.threshold is not None  # checked
     cohort = -(-study.device_count // study.round_count)
     items = most_in_round(cohort, masked=study.masked) * study.items_per_device
