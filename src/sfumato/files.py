@@ -32,20 +32,25 @@ _SAMPLE_BYTES = 1 << 16  # how much of a CSV file shows its separator
 _SEPARATORS = ",;\t|"
 
 
-def column_names(address: Path | str) -> list[str]:
-    """The names of the columns of the first file, in order."""
+def schema(address: Path | str) -> pa.Schema:
+    """The columns of the first file, in order; those of CSV have the types of the first rows."""
     path = paths(address)[0]
     with _open(path) as (kind, source):
         if kind == "parquet":
-            return list(pa.parquet.ParquetFile(source).schema_arrow.names)
-        return list(_csv(path, source, {}, None).schema.names)
+            return pa.parquet.ParquetFile(source).schema_arrow
+        return _csv(path, source, {}, None).schema
+
+
+def column_names(address: Path | str) -> list[str]:
+    """The names of the columns of the first file, in order."""
+    return list(schema(address).names)
 
 
 def read_columns(
     address: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
     """The columns, cast to the types, in batches; a missing column raises DataError."""
-    schema = dict(zip(columns, types, strict=True))
+    kinds = dict(zip(columns, types, strict=True))
     for path in paths(address):
         names = column_names(path)
         for column in columns:
@@ -55,13 +60,13 @@ def read_columns(
                 )
         with _open(path) as (kind, source):
             if kind == "parquet":
-                batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(schema))
+                batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(kinds))
             else:
-                batches = iter(_csv(path, source, schema, list(schema)))
+                batches = iter(_csv(path, source, kinds, list(kinds)))
             for batch in batches:
                 yield pa.RecordBatch.from_arrays(
-                    [_cast(batch.column(name), kind, path, name) for name, kind in schema.items()],
-                    names=list(schema),
+                    [_cast(batch.column(name), type_, path, name) for name, type_ in kinds.items()],
+                    names=list(kinds),
                 )
 
 

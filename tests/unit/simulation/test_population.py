@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -10,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from scipy import stats
 
@@ -113,6 +116,60 @@ def test_columns_of_a_data_frame_group_and_count() -> None:
 def test_a_column_of_counts_that_is_not_used_is_named() -> None:
     with pytest.warns(SimulationWarning, match="count_column='count'"):
         Population.load(FRAME["tree"].value_counts().reset_index())
+
+
+COUNTED = {"mode": ["bus", "tram", "bike"], "devices": [600, 300, 100]}
+
+
+@pytest.mark.parametrize("kind", ["columns", "pandas", "polars", "arrow", "csv", "parquet"])
+def test_a_column_that_may_count_devices_is_named(kind: str, tmp_path: Path) -> None:
+    makers: dict[str, Any] = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.table}
+    data = makers.get(kind, dict)(COUNTED)
+    if kind == "csv":
+        data = tmp_path / "modes.csv"
+        data.write_text("mode;devices\nbus;600\ntram;300\nbike;100\n", encoding="utf-8")
+    if kind == "parquet":
+        data = tmp_path / "modes.parquet"
+        pa.parquet.write_table(pa.table(COUNTED), data)
+    for item_column in (None, "mode"):
+        with pytest.warns(SimulationWarning, match=r"--count-column devices\)") as told:
+            assert Population.load(data, item_column=item_column).devices == 3
+        assert len(told) == 1
+    assert Population.load(data, count_column="devices").devices == 1_000
+
+
+def test_whole_numbers_beside_items_that_occur_again_are_no_counts() -> None:
+    assert Population.load(FRAME).devices == 4  # warnings are errors
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.DataFrame({"city": ["Bonn", "Bonn"], "tree": ["oak", "elm"]}),
+        pl.DataFrame({"city": ["Bonn", "Bonn"], "tree": ["oak", "elm"]}),
+        {"id": [7, 7], "tree": ["oak", "elm"]},
+    ],
+    ids=["pandas", "polars", "numbers first"],
+)
+def test_the_first_of_several_columns_is_named(data: Any) -> None:
+    first = next(iter(data if isinstance(data, dict) else data.columns))
+    with pytest.warns(SimulationWarning, match=f"column '{first}', the first .* 'tree'"):
+        Population.load(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Population.load(data, item_column="tree", device_column=first)
+
+
+def test_lists_of_one_count_are_no_columns() -> None:
+    with pytest.raises(DataError, match="must have numbers; got lists of one number"):
+        Population.load({"oak": [600], "elm": [300]})
+    assert Population.load({"oak": [600]}, item_column="oak").devices == 1
+
+
+@pytest.mark.parametrize("items", [TREES, [3, 3, 4, 3]])
+def test_shares_of_items_are_no_items(items: list[Any]) -> None:
+    with pytest.raises(DataError, match="must be whole numbers of devices"):
+        Population.load(pd.Series(items).value_counts(normalize=True))
 
 
 @pytest.mark.parametrize(
