@@ -51,7 +51,7 @@ def simulate(folder: Path, data: bytes | str, *options: str) -> tuple[int, str, 
         ("word,n\noak,1.5\n", ["--count-column", "n"], "whole numbers of at least 0; got 1.5"),
         ("word,n\noak,inf\n", ["--count-column", "n"], "whole numbers of at least 0; got inf"),
         ("word,n\noak,0\n", ["--count-column", "n"], "must not all be zero"),
-        ("word,n\noak,many\n", ["--count-column", "n"], "cannot be read"),
+        ("word,n\noak,many\n", ["--count-column", "n"], "column 'n' of data.csv must be numbers"),
         ("word,n\noak,1\nelm,2,3\n", [], "Expected 2 columns, got 3"),
     ],
 )

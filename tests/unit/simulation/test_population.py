@@ -213,7 +213,7 @@ def test_a_mean_keeps_the_names_of_columns(data: Any) -> None:
 
 def test_a_mean_of_texts_is_refused() -> None:
     study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
-    with pytest.raises(DataError, match="one coordinate, a number"):
+    with pytest.raises(DataError, match="one coordinate, a number; 'tree' is"):
         simulate(study, FRAME)
 
 
