@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -171,12 +170,10 @@ class Population:
             return self
         rows = bound_contributions(self.owners, limit, rng=rng)
         if rows.size < self.owners.size:
-            warnings.warn(
+            SimulationWarning.tell(
                 f"the simulated devices hold {self.owners.size:,} values and report {rows.size:,} "
                 f"of them ({1 - rows.size / self.owners.size:.1%} are left out); set a larger "
-                'items_per_device (daily_reports with trust "local") to report more',
-                SimulationWarning,
-                stacklevel=2,
+                'items_per_device (daily_reports with trust "local") to report more'
             )
         return replace(
             self, chunks=(self.chunks[0].take(pa.array(rows)),), owners=self.owners[rows]
@@ -515,7 +512,8 @@ def _one_item_per_row(data: pa.Table, item: str, device_column: str | None) -> t
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     if 0 in lengths:
         raise DataError(
-            f"every device must hold at least one item; device {np.argmin(lengths)} holds none",
+            "every device must hold at least one item; "
+            f"device {np.argmin(lengths)} (counted from 0) holds none",
             hint="leave out devices without items",
         )
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -547,11 +545,9 @@ def _item_among(columns: Mapping[str, str], others: tuple[str | None, ...]) -> s
     rest = [name for name in columns if name not in (item, "count", *others)]
     is_only = columns.get(item) == "items" and all(columns[name] != "items" for name in rest)
     if item != "item" and rest and not is_only:
-        warnings.warn(
+        SimulationWarning.tell(
             f"the items are those of the column {item!r}, the first one; with item_column "
-            f"(--item-column) they are those of another, such as {rest[0]!r}",
-            SimulationWarning,
-            stacklevel=2,
+            f"(--item-column) they are those of another, such as {rest[0]!r}"
         )
     if count_column is None and "count" in columns and item != "count":
         _warn_of_count("count", "the data has")
@@ -570,11 +566,9 @@ def _warn_of_counts(
 
 
 def _warn_of_count(column: str, why: str) -> None:
-    warnings.warn(
+    SimulationWarning.tell(
         f"{why} a column {column!r}, which is not used: every row is one device; with "
-        f"count_column={column!r} (--count-column {column}) a row is that many devices",
-        SimulationWarning,
-        stacklevel=2,
+        f"count_column={column!r} (--count-column {column}) a row is that many devices"
     )
 
 

@@ -177,11 +177,11 @@ def test_shares_of_items_are_no_items(items: list[Any]) -> None:
     [
         (5, "cannot be read as a table of devices"),
         (object(), "cannot be read as a table of devices"),
-        ([["oak"], []], "device 1 holds none"),
+        ([["oak"], []], r"device 1 \(counted from 0\) holds none"),
         (["oak", None], "items must not be missing; got 1 missing value"),
         ({"tree": ["oak"], "owner": [1, 2]}, "cannot be read as a table of devices"),
         ({"tree": [{"name": "oak"}, {"name": "elm"}]}, "'tree' .* cannot be read as items"),
-        ({"tree": [["oak"], []]}, "device 1 holds none"),
+        ({"tree": [["oak"], []]}, r"device 1 \(counted from 0\) holds none"),
         (pd.Series(["oak", 5]), "cannot be read as a table of devices"),
         (pd.DataFrame({"tree": ["oak", 5]}), "column tree .*: Expected bytes"),
         (pd.Series(["oak", None]).value_counts(dropna=False), "must not be missing; got 1"),
