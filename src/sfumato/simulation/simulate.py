@@ -144,6 +144,11 @@ def simulate(
     >>> release.items.to_pylist()
     ['oak', 'elm']
     """
+    if data is None:
+        raise DataError(
+            "a simulation needs the data of devices; got None",
+            hint="give the path of a file, a data frame, an array or a list",
+        )
     started = time.perf_counter()
     report = progress or (lambda stage, share: None)
     report("reading", 0.0)
@@ -202,8 +207,7 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
     """The devices in the data, which must be of the question's kind."""
     if study.facts.data == "examples":
         raise StudyError(
-            "a train study is simulated by sfumato.simulation.train.train, or by `sfumato train` "
-            "on the command line"
+            "a train study is simulated by sfumato.train, or by `sfumato train` on the command line"
         )
     if study.facts.data == "vectors":
         if any(columns.values()):
