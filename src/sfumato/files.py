@@ -269,11 +269,11 @@ def _naming_column(path: str, names: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as problem:
-        found = re.search(r"CSV column #(\d+):.* conversion error to double: (.*)", str(problem))
-        if found is None:
+        match = re.search(r"CSV column #(\d+):.* conversion error to double: (.*)", str(problem))
+        if match is None:
             raise
         raise DataError(
-            f"column {names[int(found[1])]!r} of {path} must be numbers; {found[2]}",
+            f"column {names[int(match[1])]!r} of {path} must be numbers; {match[2]}",
             hint="leave out a column of texts; write numbers with a decimal point and without "
             "separators of thousands, such as 1200.5 for 1,200.5 or 1.200,5",
         ) from problem

@@ -662,7 +662,7 @@ class Study:
             raise StudyError(
                 f"epsilon must be a number, or inf for no promise; got the text "
                 f"{values['epsilon'][:40]!r}",
-                hint="leave out the quotation marks",
+                hint="write a number without quotation marks",
             )
         if values["epsilon"] == math.inf:
             values["epsilon"] = None

@@ -74,7 +74,7 @@ def test_unreadable_data_is_one_line_and_exit_2(
         ("epsilon = 0", 2, "epsilon must be above 0"),
         ("epsilon = -1.5", 2, "epsilon must be above 0"),
         ("epsilon = nan", 2, "a number must be finite"),
-        ('epsilon = "much"', 2, "epsilon of Study must be"),
+        ('epsilon = "much"', 2, "epsilon must be a number, or inf"),
         ("delta = 1.0", 2, "delta must be at least 0 and below 1"),
         ("devices = 0", 2, "devices must be at least 1"),
         ("devices = 2.5", 2, "devices of Study must be"),

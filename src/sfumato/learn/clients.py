@@ -86,7 +86,7 @@ def check_fit(model: nn.Module, clients: Clients, loss: Loss = cross_entropy) ->
     if loss is cross_entropy:
         _check_classes(model, clients, outputs)
         return
-    given = (
+    shapes = (
         f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape "
         f"{tuple(targets.shape[1:])}"
     )
@@ -97,13 +97,13 @@ def check_fit(model: nn.Module, clients: Clients, loss: Loss = cross_entropy) ->
     except UserWarning as problem:
         raise SpecError(
             f"outputs and targets must have the same shape for this loss, or it compares each "
-            f"output of a batch with every target; got {given}",
+            f"output of a batch with every target; got {shapes}",
             hint="squeeze the outputs, as with outputs.squeeze(-1) at the end of forward, or "
             "unsqueeze the targets, as with targets.unsqueeze(-1)",
         ) from problem
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise SpecError(
-            f"the loss does not take {given}, {targets.dtype}: {problem}",
+            f"the loss does not take {shapes}, {targets.dtype}: {problem}",
             hint="give float targets, such as targets.float()"
             if not targets.is_floating_point() and _takes(loss, outputs, targets.float())
             else None,

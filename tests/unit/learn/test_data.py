@@ -472,15 +472,15 @@ def test_rows_of_a_data_frame_are_examples_of_their_owners(kind: str) -> None:
     assert (len(classes), classes.targets.dtype) == (3, torch.int64)
 
 
-@pytest.mark.parametrize("held", [[0, 0, 0, 1, 1], [False, False, False, True, True]])
-def test_rows_to_test_on_are_true_or_1(held: list[Any]) -> None:
-    table = HOMES | {"held": held}
+@pytest.mark.parametrize("split", [[0, 0, 0, 1, 1], [False, False, False, True, True]])
+def test_rows_to_test_on_are_true_or_1(split: list[Any]) -> None:
+    table = HOMES | {"held": split}
     federated = Federated.from_table(table, client="owner", targets="price", split="held")
     assert federated.test_targets.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    ("split", "message"),
     [
         (["train", "train", "train", "test", "test"], "true or 1 .*; got string"),
         ([0.0, 0.0, 0.0, 1.0, 1.0], "true or 1 .*; got double"),
@@ -489,8 +489,8 @@ def test_rows_to_test_on_are_true_or_1(held: list[Any]) -> None:
         ([True] * 5, "all 5 rows are to test on"),
     ],
 )
-def test_other_splits_are_refused(held: list[Any], message: str) -> None:
-    table = HOMES | {"held": held}
+def test_other_splits_are_refused(split: list[Any], message: str) -> None:
+    table = HOMES | {"held": split}
     with pytest.raises(DataError, match=message):
         Federated.from_table(table, client="owner", targets="price", split="held")
 

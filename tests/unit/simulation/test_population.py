@@ -132,9 +132,9 @@ def test_a_column_that_may_count_devices_is_named(kind: str, tmp_path: Path) -> 
         data = tmp_path / "modes.parquet"
         pa.parquet.write_table(pa.table(COUNTED), data)
     for item_column in (None, "mode"):
-        with pytest.warns(SimulationWarning, match=r"--count-column devices\)") as told:
+        with pytest.warns(SimulationWarning, match=r"--count-column devices\)") as messages:
             assert Population.load(data, item_column=item_column).devices == 3
-        assert len(told) == 1
+        assert len(messages) == 1
     assert Population.load(data, count_column="devices").devices == 1_000
 
 

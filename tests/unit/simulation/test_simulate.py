@@ -416,9 +416,9 @@ def test_a_plot_has_at_least_one_bar() -> None:
     ids=["counts", "clip"],
 )
 def test_a_warning_is_at_the_line_of_the_caller(question: Any, data: Any) -> None:
-    with pytest.warns(SimulationWarning) as told:
+    with pytest.warns(SimulationWarning) as messages:
         sfumato.simulate(question, data)
-    assert [each.filename for each in told] == [__file__]
+    assert [each.filename for each in messages] == [__file__]
 
 
 def test_errors_that_people_catch_are_names_of_the_package() -> None:
