@@ -15,7 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfumato.errors import SfumatoError
+    from sfumato.errors import (
+        BudgetError,
+        DataError,
+        ImpossibleError,
+        SfumatoError,
+        SimulationWarning,
+        SpecError,
+        StudyError,
+    )
     from sfumato.flow.release import CountRelease, MeanRelease, Release
     from sfumato.learn.data import Federated as Federated
     from sfumato.planning import Plan, plan
@@ -25,24 +33,36 @@ if TYPE_CHECKING:
     from sfumato.study import Study
 
 __all__ = [
+    "BudgetError",
     "CountRelease",
+    "DataError",
+    "ImpossibleError",
     "MeanRelease",
     "Plan",
     "Release",
     "SfumatoError",
+    "SimulationWarning",
+    "SpecError",
     "Study",
+    "StudyError",
     "plan",
     "simulate",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BudgetError": "errors",
     "CountRelease": "flow.release",
+    "DataError": "errors",
+    "ImpossibleError": "errors",
     "MeanRelease": "flow.release",
     "Plan": "planning",
     "Release": "flow.release",
     "SfumatoError": "errors",
+    "SimulationWarning": "errors",
+    "SpecError": "errors",
     "Study": "study",
+    "StudyError": "errors",
     "plan": "planning",
     "simulate": "simulation.simulate",
 }

@@ -11,6 +11,7 @@ import csv
 import glob
 import importlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,20 +33,25 @@ _SAMPLE_BYTES = 1 << 16  # how much of a CSV file shows its separator
 _SEPARATORS = ",;\t|"
 
 
-def column_names(address: Path | str) -> list[str]:
-    """The names of the columns of the first file, in order."""
+def schema(address: Path | str) -> pa.Schema:
+    """The columns of the first file, in order; those of CSV have the types of the first rows."""
     path = paths(address)[0]
     with _open(path) as (kind, source):
         if kind == "parquet":
-            return list(pa.parquet.ParquetFile(source).schema_arrow.names)
-        return list(_csv(path, source, {}, None).schema.names)
+            return pa.parquet.ParquetFile(source).schema_arrow
+        return _csv(path, source, {}, None).schema
+
+
+def column_names(address: Path | str) -> list[str]:
+    """The names of the columns of the first file, in order."""
+    return list(schema(address).names)
 
 
 def read_columns(
     address: Path | str, columns: Sequence[str], types: Sequence[pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
     """The columns, cast to the types, in batches; a missing column raises DataError."""
-    schema = dict(zip(columns, types, strict=True))
+    kinds = dict(zip(columns, types, strict=True))
     for path in paths(address):
         names = column_names(path)
         for column in columns:
@@ -53,15 +59,15 @@ def read_columns(
                 raise DataError(
                     f"{path} has no column {column!r}; its columns are {', '.join(names)}"
                 )
-        with _open(path) as (kind, source):
+        with _open(path) as (kind, source), _naming_column(path, names):
             if kind == "parquet":
-                batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(schema))
+                batches = pa.parquet.ParquetFile(source).iter_batches(columns=list(kinds))
             else:
-                batches = iter(_csv(path, source, schema, list(schema)))
+                batches = iter(_csv(path, source, kinds, list(kinds)))
             for batch in batches:
                 yield pa.RecordBatch.from_arrays(
-                    [_cast(batch.column(name), kind, path, name) for name, kind in schema.items()],
-                    names=list(schema),
+                    [_cast(batch.column(name), type_, path, name) for name, type_ in kinds.items()],
+                    names=list(kinds),
                 )
 
 
@@ -237,7 +243,7 @@ def _csv(
 ) -> pyarrow.csv.CSVStreamingReader:
     """A reader of CSV in which an empty cell is a missing value, and `""` an empty text. Numbers
     may also be missing by a word such as NA, which could be an item among texts."""
-    encoding, separator = _dialect(path)
+    encoding, separator, is_one_column = _dialect(path)
     has_texts = any(map(pa.types.is_string, types.values()))
     return pa.csv.open_csv(
         source,
@@ -249,13 +255,33 @@ def _csv(
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
-        parse_options=pa.csv.ParseOptions(newlines_in_values=True, delimiter=separator),
+        parse_options=pa.csv.ParseOptions(
+            newlines_in_values=True,
+            delimiter=separator,
+            ignore_empty_lines=not is_one_column,  # such a line is an empty cell
+        ),
     )
 
 
-def _dialect(path: str) -> tuple[str, str]:
-    """The encoding of a CSV file, by its byte order mark, and the separator that cuts the first
-    lines into the most columns of the same number."""
+@contextmanager
+def _naming_column(path: str, names: Sequence[str]) -> Iterator[None]:
+    """Turn Arrow's error about a cell of CSV that is no number into one with the column's name."""
+    try:
+        yield
+    except pa.ArrowInvalid as problem:
+        match = re.search(r"CSV column #(\d+):.* conversion error to double: (.*)", str(problem))
+        if match is None:
+            raise
+        raise DataError(
+            f"column {names[int(match[1])]!r} of {path} must be numbers; {match[2]}",
+            hint="leave out a column of texts; write numbers with a decimal point and without "
+            "separators of thousands, such as 1200.5 for 1,200.5 or 1.200,5",
+        ) from problem
+
+
+def _dialect(path: str) -> tuple[str, str, bool]:
+    """The encoding of a CSV file, by its byte order mark; the separator that cuts the first lines
+    into the most columns of the same number; and whether the first line has one column."""
     with _open(path) as (_, source):
         sample = source.read(_SAMPLE_BYTES)
     is_wide = sample[:2] in (b"\xff\xfe", b"\xfe\xff")
@@ -268,7 +294,8 @@ def _dialect(path: str) -> tuple[str, str]:
         lengths = {len(row) for row in csv.reader(lines, delimiter=candidate) if row}
         if len(lengths) == 1 and max(lengths) > most:
             separator, most = candidate, max(lengths)
-    return encoding, separator
+    header = next(csv.reader(lines, delimiter=separator), [])
+    return encoding, separator, len(header) == 1
 
 
 @contextmanager

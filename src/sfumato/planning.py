@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from sfumato import files
-from sfumato.errors import ImpossibleError, SfumatoError, StudyError
+from sfumato.errors import DataError, ImpossibleError, SfumatoError, StudyError
 from sfumato.flow import pictures
 from sfumato.questions.question import Dictionary, Plan
 from sfumato.questions.registry import planner_of
@@ -281,6 +281,21 @@ def _rough(value: Any, *, mega: bool = False) -> str:
     return f"{value:,.3g}" if isinstance(value, float) else f"{value:,}"
 
 
+def _texts(items: Any) -> pa.Array:
+    """Items in memory as an array of texts."""
+    if isinstance(items, pa.ChunkedArray):
+        return items.combine_chunks()
+    if isinstance(items, pa.Array):
+        return items
+    hint = "give a list of texts; a file of items is the study's dictionary"
+    if isinstance(items, str | bytes):
+        raise DataError("items must be a list of texts; got one text", hint=hint)
+    try:
+        return pa.array(items, type=pa.string())
+    except (pa.ArrowException, TypeError) as problem:
+        raise DataError(f"items must be a list of texts: {problem}", hint=hint) from problem
+
+
 def _dictionary(
     study: Study, items: pa.Array | pa.ChunkedArray | Sequence[str] | None
 ) -> Dictionary | None:
@@ -288,11 +303,7 @@ def _dictionary(
     if study.facts.dictionary == "none":
         return None
     if items is not None:
-        if isinstance(items, pa.ChunkedArray):
-            return Dictionary(items.combine_chunks())
-        return Dictionary(
-            items if isinstance(items, pa.Array) else pa.array(items, type=pa.string())
-        )
+        return Dictionary(_texts(items))
     if study.dictionary is not None:
         column = study.dictionary_column or files.column_names(study.dictionary)[0]
         batches = files.read_columns(study.dictionary, [column], [pa.string()])

@@ -650,11 +650,22 @@ class Study:
     def from_mapping(cls, keys: Mapping[str, Any]) -> Study:
         """A study from a file's keys, with those of its preset; unknown and missing ones raise
         StudyError."""
+        if not isinstance(keys, Mapping):
+            raise StudyError(
+                f"a study must be a mapping of keys; got {type(keys).__name__}",
+                hint="give a Study, its keys, or the path of its file",
+            )
         preset = keys.get("preset")
         if isinstance(preset, str) and preset in PRESETS:
             keys = {**PRESETS[preset], **keys}
         _check_keys(keys, cls, required=("question", "trust", "epsilon"), place="the study")
         values = dict(keys)
+        if isinstance(values["epsilon"], str):
+            raise StudyError(
+                f"epsilon must be a number, or inf for no promise; got the text "
+                f"{values['epsilon'][:40]!r}",
+                hint="write a number without quotation marks",
+            )
         if values["epsilon"] == math.inf:
             values["epsilon"] = None
         for name in _SEGMENTS:  # a file has lists

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """\
-from typing import assert_type
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol, assert_type
 
 import numpy as np
 
@@ -25,6 +27,22 @@ assert_type(release.privacy.epsilon, float | None)
 print(release.counts.sum(), release.cost.bytes_per_device)
 mean = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
 assert_type(sfumato.simulate(mean, np.zeros((9, 2))), sfumato.MeanRelease)
+assert_type(sfumato.simulate(study, Counter(["oak"])), sfumato.CountRelease)
+assert_type(sfumato.simulate(study, {"tree": ["oak"]}), sfumato.CountRelease)
+assert_type(sfumato.simulate(study, [["oak", "elm"], ["oak"]]), sfumato.CountRelease)
+
+
+class Frame(Protocol):
+    def __arrow_c_stream__(self, requested_schema: Any = None, /) -> Any: ...
+
+
+def means(array: np.ndarray[Any, Any], frame: Frame) -> None:
+    print(sfumato.simulate(mean, array).mean, sfumato.simulate(mean, array / 2).mean)
+    print(sfumato.simulate(mean, frame).mean, sfumato.simulate(mean, [[1.0, 2.0]]).mean)
+    print(sfumato.simulate(mean, "vectors.npy").mean, sfumato.simulate(mean, Path("v.csv")).mean)
+    print(sfumato.simulate(mean, {"steps": [1.0, 2.0]}).mean)
+
+
 try:
     sfumato.Study.from_mapping({"question": "frequencies"})
 except sfumato.SfumatoError as problem:

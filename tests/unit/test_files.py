@@ -99,3 +99,29 @@ def test_an_empty_cell_is_missing_and_quotes_are_an_empty_text(tmp_path: Path) -
     path = tmp_path / "trees.csv"
     path.write_text('tree,city\n,Bonn\n"",Rom\nNA,Wien\n')
     assert items(path) == [None, "", "NA"]  # Namibia is a country
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["unix", "windows"])
+def test_an_empty_line_of_one_column_is_a_missing_cell(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "trees.csv"
+    path.write_bytes(end.join(["tree", "oak", "", "elm"]).encode())
+    assert items(path) == ["oak", None, "elm"]
+    path.write_bytes(end.join(["tree", "oak", "elm", ""]).encode())  # the end of the last line
+    assert items(path) == ["oak", "elm"]
+
+
+def test_an_empty_line_of_several_columns_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "trees.csv"
+    path.write_text("tree,city\noak,Bonn\n\nelm,Rom\n\n")
+    assert items(path) == ["oak", "elm"]
+
+
+@pytest.mark.parametrize("cell", ['"1,200"', "tall", '"0,52"'])
+def test_a_cell_that_is_no_number_names_its_column(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "trees.csv"
+    path.write_text(f"tree,height\noak,{cell}\n")
+    with pytest.raises(
+        DataError, match=r"'height' of .* must be numbers; invalid value"
+    ) as problem:
+        list(files.read_columns(path, ["height"], [pa.float64()]))
+    assert "with a decimal point" in str(problem.value.hint)

@@ -27,6 +27,7 @@ from sfumato.flow.task import AnyTask, Task
 from sfumato.privacy import Account, Charge, Rng
 from sfumato.privacy.accounting import epsilon_text
 from sfumato.privacy.intervals import NORMAL_95
+from sfumato.spec import require
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -451,6 +452,7 @@ class CountRelease(EstimateRelease):
     def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         """Bars with error bars for the `top` items, those of segments side by side; see
         `EstimateRelease.plot`."""
+        require.at_least(1, top=top)
         if self.segments is None:
             return self._plot(top, path=path, ax=ax)
         if ax is not None:
@@ -585,6 +587,7 @@ class MeanRelease(EstimateRelease):
 
     def plot(self, *, top: int = 20, path: str | Path | None = None, ax: Any = None) -> Any:
         """Bars with error bars for the `top` largest coordinates; see `EstimateRelease.plot`."""
+        require.at_least(1, top=top)
         places = self._largest(top)
         labels, meaning = [self._name(place) for place in places], "mean of a coordinate"
         values = self.mean[places]

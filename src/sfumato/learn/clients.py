@@ -15,6 +15,7 @@ runs on the device of the parameters and of the clients' examples.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,18 +86,41 @@ def check_fit(model: nn.Module, clients: Clients, loss: Loss = cross_entropy) ->
     if loss is cross_entropy:
         _check_classes(model, clients, outputs)
         return
+    shapes = (
+        f"outputs of shape {tuple(outputs.shape[1:])} with targets of shape "
+        f"{tuple(targets.shape[1:])}"
+    )
     try:
-        value = loss(outputs, targets)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size")  # of MSELoss and others
+            value = loss(outputs, targets)
+    except UserWarning as problem:
+        raise SpecError(
+            f"outputs and targets must have the same shape for this loss, or it compares each "
+            f"output of a batch with every target; got {shapes}",
+            hint="squeeze the outputs, as with outputs.squeeze(-1) at the end of forward, or "
+            "unsqueeze the targets, as with targets.unsqueeze(-1)",
+        ) from problem
     except (RuntimeError, IndexError, ValueError, TypeError) as problem:
         raise SpecError(
-            f"the loss does not take outputs of shape {tuple(outputs.shape[1:])} with targets of "
-            f"shape {tuple(targets.shape[1:])}, {targets.dtype}: {problem}"
+            f"the loss does not take {shapes}, {targets.dtype}: {problem}",
+            hint="give float targets, such as targets.float()"
+            if not targets.is_floating_point() and _takes(loss, outputs, targets.float())
+            else None,
         ) from problem
     if not (isinstance(value, Tensor) and value.ndim == 0 and value.requires_grad):
         raise SpecError(
             "the loss of a batch must be one number that depends on the parameters, such as a "
             'mean (reduction="mean")'
         )
+
+
+def _takes(loss: Loss, outputs: Tensor, targets: Tensor) -> bool:
+    try:
+        loss(outputs, targets)
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return False
+    return True
 
 
 def _check_classes(model: nn.Module, clients: Clients, logits: Tensor) -> None:

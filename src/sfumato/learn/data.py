@@ -186,12 +186,18 @@ class Federated:
         """Examples as rows of a data frame, an Arrow table or a mapping of columns.
 
         The column `client` says whose a row is, one or several columns are `targets`, and `split`
-        is 1 in the rows to test on. All other columns are inputs, as real numbers.
+        is true, or 1, in the rows to test on. All other columns are inputs, as real numbers.
 
         >>> homes = {"owner": ["a", "b", "a"], "area": [50, 70, 65], "price": [1.5, 2.5, 2.0]}
         >>> Federated.from_table(homes, client="owner", targets="price")
         Federated('table', Clients(2 clients, 3 examples), 0 test examples)
         """
+        if not files.is_table(table) and not hasattr(table, "__arrow_c_stream__"):
+            raise DataError(
+                "the table must be a data frame, an Arrow table or a mapping of columns; got "
+                f"{type(table).__name__}",
+                hint="read a file first, for example with pandas.read_csv(…)",
+            )
         columns = files.table(table)
         outputs = (targets,) if isinstance(targets, str) else tuple(targets)
         others = (client, *outputs, *(() if split is None else (split,)))
@@ -207,9 +213,9 @@ class Federated:
             raise DataError("the table must have columns of inputs beside the others; it has none")
         held_out = np.zeros(len(columns), dtype=np.bool_)
         if split is not None:
-            held_out = columns.column(split).to_numpy() == 1
-        numbers = [columns.column(column).to_numpy() for column in rest]
-        answers = [columns.column(column).to_numpy() for column in outputs]
+            held_out = _held_out(columns, split)
+        numbers = [_real_numbers(columns, column) for column in rest]
+        answers = [_real_numbers(columns, column) for column in outputs]
         inputs, goals = _pair(
             "the table",
             (
@@ -638,6 +644,46 @@ def _parquet(path: Path | str, numbers: tuple[str, ...], text: str) -> pa.Table:
     if not np.isin(table.column("split").to_numpy(), (0, 1)).all():
         raise DataError(f"column 'split' of {path} must be 0 (train) or 1 (test) everywhere")
     return table
+
+
+def _real_numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    """The values of a column, which must be finite numbers."""
+    values: npt.NDArray[Any] = table.column(name).to_numpy()
+    if values.dtype.kind not in "iufb":
+        raise DataError(
+            f"column {name!r} of the table must be numbers; got {table.column(name).type}",
+            hint="leave the column out, or give each of its values a number",
+        )
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise DataError(
+            f"column {name!r} of the table must be finite; row {bad[0]} (counted from 0) and "
+            f"{bad.size - 1} more are not",
+            hint="leave out these rows, or give them a value",
+        )
+    return values
+
+
+def _held_out(table: pa.Table, name: str) -> Bool:
+    """The rows to test on, some but not all, by a column of true and false or of 1 and 0."""
+    values = table.column(name).to_numpy()
+    is_number = values.dtype.kind in "biu"
+    wrong = values[~np.isin(values, (0, 1))] if is_number else values
+    if wrong.size:
+        raise DataError(
+            f"column {name!r} of the table must be true or 1 in the rows to test on, and false or "
+            f"0 in the others; got {wrong[0] if is_number else table.column(name).type}",
+            hint=f'make it so first, for example frame[{name!r}] = frame[{name!r}] == "test"',
+        )
+    held_out: Bool = values == 1
+    if held_out.all() or not held_out.any():
+        part = "test" if held_out.any() else "train"
+        raise DataError(
+            f"column {name!r} of the table must have rows to test on (true or 1) and rows to train "
+            f"on (false or 0); all {len(values):,} rows are to {part} on",
+            hint="leave out split if there is nothing to test on" if part == "train" else None,
+        )
+    return held_out
 
 
 def _numbers(table: pa.Table, name: str) -> I64:

@@ -148,7 +148,7 @@ class ModelDesign(QuestionDefaults):
 
     def values(self, task: Task, items: Any, **context: Any) -> tuple[Any, None]:
         """Not available: clients compute updates from a model as well as from their data."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
+        raise SpecError("a model is trained by sfumato.train")
 
 
 @spec("training_design")

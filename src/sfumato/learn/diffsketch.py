@@ -672,7 +672,7 @@ class DiffSketchDesign(ModelDesign):
 
     def answer(self, campaign: Any, plan: Plan, participation: Participation) -> Release:
         """Not available: a collector does not run sketched training."""
-        raise SpecError("a model is trained by sfumato.simulation.train.train")
+        raise SpecError("a model is trained by sfumato.train")
 
     @property
     def rate(self) -> float:

@@ -69,6 +69,9 @@ class SeededRng:
     """Words that follow from a seed: for simulations and tests, never for a real release."""
 
     def __init__(self, *seed: int) -> None:
+        for part in seed:
+            if not isinstance(part, int | np.integer) or part < 0:
+                raise SpecError(f"a seed must be a whole number of at least 0; got {part!r}")
         self._seed = seed
         self._generator = np.random.Philox(np.random.SeedSequence(seed))
 

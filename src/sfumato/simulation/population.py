@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -87,14 +86,22 @@ class Population:
         numbers of devices, such as a Counter or pandas' `value_counts()`. With a segment column,
         the items are pairs (`flow.segments`).
         """
-        if not isinstance(data, Path | str):
-            others = (device_column, count_column, segment_column)
-            data, item_column = _columns_read(data, item_column, others)
+        others = (device_column, count_column, segment_column)
+        if item_column is None and not any(others):
+            _refuse_lists_of_counts(data)
+        is_file, is_frame = isinstance(data, Path | str), _is_frame(data)
+        roles: Mapping[str, str] = {}
+        if not is_file and not is_frame:
             data, roles = _table(data)
-            count_column = count_column or roles.get("count")
-            item_column = item_column or _item_among(data.column_names, count_column)
-            if _has_lists(data, item_column):
-                data, device_column = _one_item_per_row(data, item_column, device_column)
+        count_column = count_column or roles.get("count")
+        columns = _columns_of(data)
+        is_warned = item_column is None and "count" in columns
+        if item_column is None:
+            item_column = _item_among(columns, (device_column, count_column, segment_column))
+        if is_frame:
+            data = files.table(_columns_read(data, item_column, others))
+        if not is_file and _has_lists(data, item_column):
+            data, device_column = _one_item_per_row(data, item_column, device_column)
         items: list[pa.Array] = []
         counts: list[I64] = []
         names: list[pa.Array] = []
@@ -110,6 +117,8 @@ class Population:
         if device_column:
             return cls._grouped(items, counts, names)
         if not counts:
+            if not is_warned:
+                _warn_of_counts(columns, (item_column, segment_column), items)
             return cls(tuple(items), None, None, sum(map(len, items)))
         devices = sum(int(part.sum()) for part in counts)
         if devices == 0:
@@ -161,12 +170,10 @@ class Population:
             return self
         rows = bound_contributions(self.owners, limit, rng=rng)
         if rows.size < self.owners.size:
-            warnings.warn(
+            SimulationWarning.tell(
                 f"the simulated devices hold {self.owners.size:,} values and report {rows.size:,} "
                 f"of them ({1 - rows.size / self.owners.size:.1%} are left out); set a larger "
-                'items_per_device (daily_reports with trust "local") to report more',
-                SimulationWarning,
-                stacklevel=2,
+                'items_per_device (daily_reports with trust "local") to report more'
             )
         return replace(
             self, chunks=(self.chunks[0].take(pa.array(rows)),), owners=self.owners[rows]
@@ -410,7 +417,7 @@ class _Node:
 
 def _batches(
     data: Data,
-    item_column: str | None,
+    item_column: str,
     device_column: str | None,
     count_column: str | None,
     segment_column: str | None,
@@ -424,13 +431,9 @@ def _batches(
     ]
     extra = [(role, name, kind) for role, name, kind in roles if name]
     if isinstance(data, Path | str):
-        columns = files.column_names(data)
-        item = item_column or _item_among(columns, count_column)
-        source = files.read_columns(
-            data, [item, *(name for _, name, _ in extra)], [pa.string(), *(k for *_, k in extra)]
-        )
+        names = [item_column, *(name for _, name, _ in extra)]
+        source = files.read_columns(data, names, [pa.string(), *(kind for *_, kind in extra)])
     else:
-        assert item_column is not None  # `load` has chosen it
         source = _from_memory(data, item_column, extra)
     for batch in source:
         named = batch.rename_columns(["item", *(role for role, *_ in extra)])
@@ -462,18 +465,37 @@ def _require_columns(columns: Iterable[str], names: Sequence[str]) -> None:
             raise DataError(f"the data has no column {name!r}; its columns are {', '.join(names)}")
 
 
-def _columns_read(
-    data: Any, item: str | None, others: tuple[str | None, ...]
-) -> tuple[Any, str | None]:
-    """A data frame of pandas with only the columns that are read, since others may have values that
-    Arrow refuses, and its column of items; other data as it is."""
-    if not (hasattr(data, "iloc") and files.is_table(data) and len(data.columns)):
-        return data, item
+def _is_frame(data: Any) -> bool:
+    """Whether data is a data frame of pandas, whose columns may have values that Arrow refuses."""
+    return hasattr(data, "iloc") and files.is_table(data)
+
+
+def _columns_read(data: Any, item: str, others: tuple[str | None, ...]) -> Any:
+    """A data frame of pandas with only the columns that are read."""
     names = [*map(str, data.columns)]
-    item = item or _item_among(names, others[1])
     columns = [name for name in (item, *others) if name]
     _require_columns(columns, names)
-    return data.loc[:, [name in columns for name in names]], item
+    return data.loc[:, [name in columns for name in names]]
+
+
+def _columns_of(data: Any) -> dict[str, str]:
+    """What the columns of a file or table hold: "items" (texts and lists), "whole" or "other"
+    numbers."""
+    if _is_frame(data):
+        kinds = zip(map(str, data.columns), (kind.kind for kind in data.dtypes), strict=True)
+        return {
+            name: "whole" if kind in "iu" else "other" if kind in "bfcmM" else "items"
+            for name, kind in kinds
+        }
+    schema = files.schema(data) if isinstance(data, Path | str) else data.schema
+    return {
+        each.name: "whole"
+        if pa.types.is_integer(each.type)
+        else "other"
+        if pa.types.is_primitive(each.type)
+        else "items"
+        for each in schema
+    }
 
 
 def _has_lists(data: pa.Table, name: str) -> bool:
@@ -490,7 +512,8 @@ def _one_item_per_row(data: pa.Table, item: str, device_column: str | None) -> t
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     if 0 in lengths:
         raise DataError(
-            f"every device must hold at least one item; device {np.argmin(lengths)} holds none",
+            "every device must hold at least one item; "
+            f"device {np.argmin(lengths)} (counted from 0) holds none",
             hint="leave out devices without items",
         )
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -515,17 +538,53 @@ def _pairs(segments: pa.Array, items: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(segments, items, SEPARATOR)
 
 
-def _item_among(columns: Sequence[str], count_column: str | None) -> str:
+def _item_among(columns: Mapping[str, str], others: tuple[str | None, ...]) -> str:
     """The column of items: the one of that name, or the first."""
-    item = "item" if "item" in columns else columns[0]
-    if count_column is None and "count" in columns and item != "count":
-        warnings.warn(
-            "the data has a column 'count', which is not used: every row is one device; with "
-            "count_column='count' (--count-column count) a row is that many devices",
-            SimulationWarning,
-            stacklevel=2,
+    _, count_column, _ = others
+    item = "item" if "item" in columns else next(iter(columns), "item")
+    rest = [name for name in columns if name not in (item, "count", *others)]
+    is_only = columns.get(item) == "items" and all(columns[name] != "items" for name in rest)
+    if item != "item" and rest and not is_only:
+        SimulationWarning.tell(
+            f"the items are those of the column {item!r}, the first one; with item_column "
+            f"(--item-column) they are those of another, such as {rest[0]!r}"
         )
+    if count_column is None and "count" in columns and item != "count":
+        _warn_of_count("count", "the data has")
     return item
+
+
+def _warn_of_counts(
+    columns: Mapping[str, str], used: tuple[str | None, ...], items: Sequence[pa.Array]
+) -> None:
+    """Warn if every item occurs once and a column that is not used may count devices."""
+    whole = [name for name, kind in columns.items() if kind == "whole" and name not in used]
+    if not whole or len(items[0]) > len(items[0].unique()):
+        return
+    if sum(map(len, items)) == len(pa.chunked_array(items).unique()):
+        _warn_of_count(whole[0], "every item occurs once, and the data has")
+
+
+def _warn_of_count(column: str, why: str) -> None:
+    SimulationWarning.tell(
+        f"{why} a column {column!r}, which is not used: every row is one device; with "
+        f"count_column={column!r} (--count-column {column}) a row is that many devices"
+    )
+
+
+def _refuse_lists_of_counts(data: Any) -> None:
+    """Refuse {"oak": [600], "elm": [300]}: counts of items, written as columns."""
+    if not isinstance(data, Mapping) or "item" in data or not data:
+        return
+    if all(
+        isinstance(each, list | tuple) and len(each) == 1 and _is_count(each[0])
+        for each in data.values()
+    ):
+        raise DataError(
+            "a mapping from items to counts must have numbers; got lists of one number",
+            hint="give the numbers without lists, or name the column of items with item_column "
+            "if the lists are columns",
+        )
 
 
 def _table(data: Any) -> tuple[pa.Table, dict[str, str]]:
@@ -535,6 +594,13 @@ def _table(data: Any) -> tuple[pa.Table, dict[str, str]]:
     if hasattr(data, "iloc") and not files.is_table(data):  # a Series of pandas
         if data.name == "count":  # of value_counts()
             return files.table(_counts(data)), {"count": "count"}
+        if data.dtype.kind == "f" and (data.name == "proportion" or data.index.dtype.kind in "OU"):
+            raise DataError(
+                "counts of items must be whole numbers of devices; got a Series of real numbers "
+                "whose index has the items",
+                hint="leave out normalize=True of value_counts(), or give list(series) if the "
+                "numbers are values of devices",
+            )
         if data.name is None and not hasattr(data.index, "step") and data.dtype.kind in "iu":
             raise DataError(
                 "a Series of whole numbers without a name, but with an index, may have counts of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,16 @@ from sfumato.study import Study
 
 _Private = TypeVar("_Private", bound=Plan | Release)
 _Question = Plan | Study | Mapping[str, Any] | Path | str
-_Vectors = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
+_Vectors = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]
+# No type says whether a file or a table has items or vectors; these have items. A path comes first
+# in the overloads, since a str is a sequence of str, too.
+_Items = (
+    Mapping[Any, int]
+    | Mapping[Any, Collection[str]]
+    | Sequence[str]
+    | Sequence[Collection[str]]
+    | npt.NDArray[np.str_]
+)
 
 
 @overload
@@ -49,7 +58,24 @@ def simulate(
 @overload
 def simulate(
     question: _Question,
-    data: Data | Population,
+    data: Path | str,
+    *,
+    item_column: str | None = None,
+    device_column: str | None = None,
+    count_column: str | None = None,
+    segment_column: str | None = None,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    engine: Engine | None = None,
+    protocol: bool = False,
+    progress: Progress | None = None,
+) -> Any: ...
+
+
+@overload
+def simulate(
+    question: _Question,
+    data: _Items | Population,
     *,
     item_column: str | None = None,
     device_column: str | None = None,
@@ -63,9 +89,26 @@ def simulate(
 ) -> CountRelease: ...
 
 
+@overload
 def simulate(
     question: _Question,
-    data: Data | Population | _Vectors,
+    data: Data,
+    *,
+    item_column: str | None = None,
+    device_column: str | None = None,
+    count_column: str | None = None,
+    segment_column: str | None = None,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    engine: Engine | None = None,
+    protocol: bool = False,
+    progress: Progress | None = None,
+) -> Any: ...
+
+
+def simulate(
+    question: _Question,
+    data: Data | Population | _Vectors | _Items,
     *,
     item_column: str | None = None,
     device_column: str | None = None,
@@ -101,6 +144,11 @@ def simulate(
     >>> release.items.to_pylist()
     ['oak', 'elm']
     """
+    if data is None:
+        raise DataError(
+            "a simulation needs the data of devices; got None",
+            hint="give the path of a file, a data frame, an array or a list",
+        )
     started = time.perf_counter()
     report = progress or (lambda stage, share: None)
     report("reading", 0.0)
@@ -159,8 +207,7 @@ def _population(study: Study, data: Any, columns: Mapping[str, str | None]) -> P
     """The devices in the data, which must be of the question's kind."""
     if study.facts.data == "examples":
         raise StudyError(
-            "a train study is simulated by sfumato.simulation.train.train, or by `sfumato train` "
-            "on the command line"
+            "a train study is simulated by sfumato.train, or by `sfumato train` on the command line"
         )
     if study.facts.data == "vectors":
         if any(columns.values()):

@@ -81,13 +81,16 @@ def _from_array(data: Any) -> npt.NDArray[Any]:
 
 
 def _from_table(table: pa.Table) -> npt.NDArray[Any]:
-    try:
-        columns = [column.cast(pa.float64()).to_numpy() for column in table.columns]
-    except pa.ArrowException as problem:
-        raise DataError(
-            f"every column of the data must be one coordinate, a number: {problem}",
-            hint="leave out the columns that are none",
-        ) from problem
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns.append(column.cast(pa.float64()).to_numpy())
+        except pa.ArrowException as problem:
+            raise DataError(
+                f"every column of the data must be one coordinate, a number; {name!r} is "
+                f"{column.type}: {problem}",
+                hint="leave out the columns that are none",
+            ) from problem
     return np.column_stack(columns) if columns else np.empty((len(table), 0))
 
 

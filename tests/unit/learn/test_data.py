@@ -472,6 +472,36 @@ def test_rows_of_a_data_frame_are_examples_of_their_owners(kind: str) -> None:
     assert (len(classes), classes.targets.dtype) == (3, torch.int64)
 
 
+@pytest.mark.parametrize("split", [[0, 0, 0, 1, 1], [False, False, False, True, True]])
+def test_rows_to_test_on_are_true_or_1(split: list[Any]) -> None:
+    table = HOMES | {"held": split}
+    federated = Federated.from_table(table, client="owner", targets="price", split="held")
+    assert federated.test_targets.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (["train", "train", "train", "test", "test"], "true or 1 .*; got string"),
+        ([0.0, 0.0, 0.0, 1.0, 1.0], "true or 1 .*; got double"),
+        ([1, 1, 1, 2, 2], "true or 1 .*; got 2"),
+        ([0] * 5, "all 5 rows are to train on"),
+        ([True] * 5, "all 5 rows are to test on"),
+    ],
+)
+def test_other_splits_are_refused(split: list[Any], message: str) -> None:
+    table = HOMES | {"held": split}
+    with pytest.raises(DataError, match=message):
+        Federated.from_table(table, client="owner", targets="price", split="held")
+
+
+@pytest.mark.parametrize("table", ["homes.csv", Path("homes.csv"), 5])
+def test_a_path_is_no_table(table: Any) -> None:
+    with pytest.raises(DataError, match="must be a data frame") as problem:
+        Federated.from_table(table, client="owner", targets="price")
+    assert "pandas.read_csv" in str(problem.value.hint)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
@@ -481,8 +511,10 @@ def test_rows_of_a_data_frame_are_examples_of_their_owners(kind: str) -> None:
             {},
             "column 'owner' of the table must have a value",
         ),
-        ({"rooms": [None, 3.0, 2.5, 4.0, 5.0]}, {}, "inputs of the table must be finite"),
-        ({"rooms": list("abcde")}, {}, "inputs of the table must be numbers"),
+        ({"rooms": [None, 3.0, 2.5, 4.0, 5.0]}, {}, r"'rooms' .* finite; row 0 .* and 0 more"),
+        ({"rooms": list("abcde")}, {}, "column 'rooms' of the table must be numbers; got string"),
+        ({"price": list("abcde")}, {}, "column 'price' of the table must be numbers; got string"),
+        ({"price": [1.0, math.nan, 1.0, 1.0, 1.0]}, {}, r"'price' .* finite; row 1 "),
         (
             {},
             {"targets": ["area", "rooms", "price", "rent", "held"]},

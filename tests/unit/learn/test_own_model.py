@@ -532,3 +532,24 @@ def test_a_class_or_an_instance_in_place_of_the_other_is_refused(
     data = Federated.of([([[0.5, 1.0]], [1]), ([[0.1, 0.2]], [0])])
     with pytest.raises(SpecError, match=says):
         train(study, data, **({"model": torch.nn.Linear(2, 2)} | wrong))
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss()])
+def test_a_loss_that_compares_outputs_with_targets_of_other_examples_is_refused(
+    loss: nn.Module,
+) -> None:
+    with pytest.raises(SpecError, match=r"the same shape .* outputs of shape \(1,\)") as problem:
+        train(study(), examples(), model=nn.Linear(3, 1), loss=loss, seed=1)
+    assert "outputs.squeeze(-1)" in str(problem.value.hint)
+    assert "targets.unsqueeze(-1)" in str(problem.value.hint)
+
+
+def test_a_loss_of_real_numbers_says_to_give_float_targets() -> None:
+    pairs = [(torch.ones(2, 3), torch.tensor([0, 1]))] * CLIENTS
+    loss = nn.BCEWithLogitsLoss()
+    with pytest.raises(SpecError, match="does not take outputs") as problem:
+        train(study(), Federated.of(pairs), model=Line(), loss=loss, seed=1)
+    assert problem.value.hint == "give float targets, such as targets.float()"
+    with pytest.raises(SpecError, match="does not take outputs") as problem:
+        train(study(), Federated.of(pairs), model=Line(), loss=nn.NLLLoss(), seed=1)
+    assert problem.value.hint is None

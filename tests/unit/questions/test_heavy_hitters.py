@@ -57,9 +57,10 @@ def population(counts: I64) -> dict[str, Any]:
 
 
 def run(study: sfumato.Study, counts: I64, seed: int = 1, **options: Any) -> sfumato.CountRelease:
-    return sfumato.simulate(
+    release: sfumato.CountRelease = sfumato.simulate(
         sfumato.plan(study), population(counts), count_column="count", seed=seed, **options
     )
+    return release
 
 
 def design_of(study: sfumato.Study) -> HeavyHitterDesign:

@@ -41,7 +41,8 @@ TRUSTS: list[dict[str, Any]] = [
 
 def simulated(**keys: Any) -> CountRelease:
     planned = sfumato.plan({**STUDY, "devices": 100, **keys}, items=TREES)
-    return sfumato.simulate(planned, DATA, count_column="n", seed=1)
+    release: CountRelease = sfumato.simulate(planned, DATA, count_column="n", seed=1)
+    return release
 
 
 def counts(release: CountRelease) -> dict[tuple[str, str], int]:

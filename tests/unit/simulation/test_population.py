@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -10,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from scipy import stats
 
@@ -115,16 +118,70 @@ def test_a_column_of_counts_that_is_not_used_is_named() -> None:
         Population.load(FRAME["tree"].value_counts().reset_index())
 
 
+COUNTED = {"mode": ["bus", "tram", "bike"], "devices": [600, 300, 100]}
+
+
+@pytest.mark.parametrize("kind", ["columns", "pandas", "polars", "arrow", "csv", "parquet"])
+def test_a_column_that_may_count_devices_is_named(kind: str, tmp_path: Path) -> None:
+    makers: dict[str, Any] = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.table}
+    data = makers.get(kind, dict)(COUNTED)
+    if kind == "csv":
+        data = tmp_path / "modes.csv"
+        data.write_text("mode;devices\nbus;600\ntram;300\nbike;100\n", encoding="utf-8")
+    if kind == "parquet":
+        data = tmp_path / "modes.parquet"
+        pa.parquet.write_table(pa.table(COUNTED), data)
+    for item_column in (None, "mode"):
+        with pytest.warns(SimulationWarning, match=r"--count-column devices\)") as messages:
+            assert Population.load(data, item_column=item_column).devices == 3
+        assert len(messages) == 1
+    assert Population.load(data, count_column="devices").devices == 1_000
+
+
+def test_whole_numbers_beside_items_that_occur_again_are_no_counts() -> None:
+    assert Population.load(FRAME).devices == 4  # warnings are errors
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pd.DataFrame({"city": ["Bonn", "Bonn"], "tree": ["oak", "elm"]}),
+        pl.DataFrame({"city": ["Bonn", "Bonn"], "tree": ["oak", "elm"]}),
+        {"id": [7, 7], "tree": ["oak", "elm"]},
+    ],
+    ids=["pandas", "polars", "numbers first"],
+)
+def test_the_first_of_several_columns_is_named(data: Any) -> None:
+    first = next(iter(data if isinstance(data, dict) else data.columns))
+    with pytest.warns(SimulationWarning, match=f"column '{first}', the first .* 'tree'"):
+        Population.load(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Population.load(data, item_column="tree", device_column=first)
+
+
+def test_lists_of_one_count_are_no_columns() -> None:
+    with pytest.raises(DataError, match="must have numbers; got lists of one number"):
+        Population.load({"oak": [600], "elm": [300]})
+    assert Population.load({"oak": [600]}, item_column="oak").devices == 1
+
+
+@pytest.mark.parametrize("items", [TREES, [3, 3, 4, 3]])
+def test_shares_of_items_are_no_items(items: list[Any]) -> None:
+    with pytest.raises(DataError, match="must be whole numbers of devices"):
+        Population.load(pd.Series(items).value_counts(normalize=True))
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
         (5, "cannot be read as a table of devices"),
         (object(), "cannot be read as a table of devices"),
-        ([["oak"], []], "device 1 holds none"),
+        ([["oak"], []], r"device 1 \(counted from 0\) holds none"),
         (["oak", None], "items must not be missing; got 1 missing value"),
         ({"tree": ["oak"], "owner": [1, 2]}, "cannot be read as a table of devices"),
         ({"tree": [{"name": "oak"}, {"name": "elm"}]}, "'tree' .* cannot be read as items"),
-        ({"tree": [["oak"], []]}, "device 1 holds none"),
+        ({"tree": [["oak"], []]}, r"device 1 \(counted from 0\) holds none"),
         (pd.Series(["oak", 5]), "cannot be read as a table of devices"),
         (pd.DataFrame({"tree": ["oak", 5]}), "column tree .*: Expected bytes"),
         (pd.Series(["oak", None]).value_counts(dropna=False), "must not be missing; got 1"),
@@ -156,7 +213,7 @@ def test_a_mean_keeps_the_names_of_columns(data: Any) -> None:
 
 def test_a_mean_of_texts_is_refused() -> None:
     study = {"question": "mean", "trust": "central", "epsilon": 1.0, "clip": 1.0}
-    with pytest.raises(DataError, match="one coordinate, a number"):
+    with pytest.raises(DataError, match="one coordinate, a number; 'tree' is"):
         simulate(study, FRAME)
 
 

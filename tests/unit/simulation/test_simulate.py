@@ -26,6 +26,11 @@ from sfumato.privacy import ApproximateLoss, Budget, Ledger, SeededRng
 from sfumato.simulation.population import Cohorts, Population
 
 STUDY: dict[str, Any] = {"question": "frequencies", "trust": "central", "epsilon": math.inf}
+MEAN: dict[str, Any] = STUDY | {"question": "mean", "clip": 1.0}
+TRAIN = {
+    "question": "train", "trust": "central", "epsilon": 1.0, "delta": 1e-3, "devices": 100,
+    "rounds": 2, "clip": 1.0, "training": {"model": "softmax", "cohort": 10},
+}  # fmt: skip
 
 
 def counts_of(release: sfumato.CountRelease) -> dict[str, float]:
@@ -368,3 +373,56 @@ def test_a_hint_is_below_the_message_in_a_traceback() -> None:
         sfumato.plan({"question": "frequencies", "trust": "Central", "epsilon": 1.0})
     text = "".join(traceback.format_exception(problem.value))
     assert text.endswith("got 'Central'\nhint: did you mean central?\n")
+
+
+@pytest.mark.parametrize(
+    ("question", "data", "options", "says"),
+    [
+        (None, ["oak"], {}, "a study must be a mapping of keys; got NoneType"),
+        (STUDY, None, {}, "needs the data of devices; got None"),
+        (MEAN, None, {}, "needs the data of devices; got None"),
+        (STUDY, ["oak"], {"seed": "x"}, "seed must be a whole number of at least 0; got 'x'"),
+        (STUDY, ["oak"], {"seed": -1}, "seed must be a whole number of at least 0; got -1"),
+        (STUDY | {"epsilon": "1.0"}, ["oak"], {}, "a number, or inf for no promise; got the text"),
+        (TRAIN, ["oak"], {}, "by sfumato.train, or by `sfumato train`"),
+    ],
+)
+def test_what_cannot_be_simulated_is_an_error_of_sfumato(
+    question: Any, data: Any, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(sfumato.SfumatoError, match=says):
+        sfumato.simulate(question, data, **options)
+
+
+@pytest.mark.parametrize("items", ["oak", b"oak", 5, [5]])
+def test_items_of_a_plan_are_a_list_of_texts(items: Any) -> None:
+    with pytest.raises(DataError, match="items must be a list of texts"):
+        sfumato.plan(STUDY | {"devices": 100}, items=items)
+
+
+def test_a_plot_has_at_least_one_bar() -> None:
+    counts, mean = sfumato.simulate(STUDY, ["oak"]), sfumato.simulate(MEAN, np.zeros((9, 2)))
+    for release in (counts, mean):
+        with pytest.raises(sfumato.SpecError, match="top must be at least 1; got -1"):
+            release.plot(top=-1)
+
+
+@pytest.mark.parametrize(
+    ("question", "data"),
+    [
+        (STUDY, {"tree": ["oak", "elm"], "devices": [3, 4]}),
+        (MEAN, np.ones((9, 2))),  # longer than the clip
+    ],
+    ids=["counts", "clip"],
+)
+def test_a_warning_is_at_the_line_of_the_caller(question: Any, data: Any) -> None:
+    with pytest.warns(SimulationWarning) as messages:
+        sfumato.simulate(question, data)
+    assert [each.filename for each in messages] == [__file__]
+
+
+def test_errors_that_people_catch_are_names_of_the_package() -> None:
+    for name in ("BudgetError", "DataError", "ImpossibleError", "SpecError", "StudyError"):
+        assert name in sfumato.__all__
+        assert issubclass(getattr(sfumato, name), sfumato.SfumatoError)
+    assert sfumato.SimulationWarning is SimulationWarning

@@ -76,7 +76,7 @@ def test_what_cannot_be_vectors_is_refused(tmp_path: Path) -> None:
         "junk.npz": "numpy file",
         "gone.npy": "no file",
         "gone.csv": "no file",
-        "words.csv": "cannot be read",
+        "words.csv": "column 'x' of .* must be numbers",
         "ragged.parquet": "got 1 to 2",
         "groups.parquet": "got 1 to 2",
         "missing.parquet": "must not be missing",

@@ -11,7 +11,6 @@ pilot with its own devices would be worse). Sizes come from noised tables, so th
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -455,12 +454,10 @@ def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
     norms = norms[np.isfinite(norms)]  # other devices abstain
     clipped = float(np.mean(norms > clip * (1 + 1e-9))) if norms.size else 0.0
     if clipped > 0:
-        warnings.warn(
+        SimulationWarning.tell(
             f"{clipped:.1%} of the simulated vectors are longer than the clip {clip:g} and are "
             f"scaled down to it, so the mean is biased; half of the vectors are longer than "
-            f"{float(np.median(norms)):.3g}",
-            SimulationWarning,
-            stacklevel=2,
+            f"{float(np.median(norms)):.3g}"
         )
 
 
