@@ -42,6 +42,7 @@ ITEMS = [f"tree {number}" for number in range(20)]
 THREADS = 8
 REPEATED = 10  # one of so many acknowledged uploads is sent once more
 PAUSE_SECONDS = 0.05
+LIMITED_SECONDS = 1.0  # after an answer of 429: HAProxy counts requests that it refuses, too
 SLOWEST = 1_000  # reports per second that a worker seals on a busy machine
 TABLES = ("upload", "seen", "sealed")
 
@@ -95,7 +96,7 @@ class Fleet:
                 with suppress(queue.Empty):
                     body = self.bodies.get_nowait()
                     while (status := self._post(connection, body)) != "201":
-                        time.sleep(PAUSE_SECONDS)
+                        time.sleep(LIMITED_SECONDS if status == "429" else PAUSE_SECONDS)
                     if self.statuses[status] % REPEATED == 0:
                         self._post(connection, body)
                     continue
