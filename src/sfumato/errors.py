@@ -23,7 +23,7 @@ place. A bad *report* is not an error but a `Rejection` (see `flow.admission`).
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 
 
@@ -41,10 +41,12 @@ class SimulationWarning(UserWarning):
     """A fact about the devices that only a simulation can know, and no release may state."""
 
     @classmethod
-    def tell(cls, message: str) -> None:
+    def warn(cls, message: str) -> None:
         """Warn at the line outside the package that called it."""
-        package, level, frame = __name__.partition(".")[0], 1, sys._getframe()
-        while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == package:
+        package, level, frame = __name__.partition(".")[0], 1, inspect.currentframe()
+        while (
+            frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package
+        ):
             frame, level = frame.f_back, level + 1
         warnings.warn(message, cls, stacklevel=level)
 

@@ -146,8 +146,8 @@ def fleet_command(
     if summary.unsent:
         raise ServiceError(
             f"all records must be sent; {summary.unsent:,} could not be",
-            hint="the collector takes no more reports per second: simulated devices send those of "
-            "days at once, so start it with SFUMATO_REPORTS_PER_SECOND=1000000"
+            hint="simulated devices send the reports of whole days at once, faster than the "
+            "collector accepts them: start it with SFUMATO_REPORTS_PER_SECOND=1000000"
             if 429 in summary.refused
             else "check that the collector is running and the study is open",
         )

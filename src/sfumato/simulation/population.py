@@ -170,7 +170,7 @@ class Population:
             return self
         rows = bound_contributions(self.owners, limit, rng=rng)
         if rows.size < self.owners.size:
-            SimulationWarning.tell(
+            SimulationWarning.warn(
                 f"the simulated devices hold {self.owners.size:,} values and report {rows.size:,} "
                 f"of them ({1 - rows.size / self.owners.size:.1%} are left out); set a larger "
                 'items_per_device (daily_reports with trust "local") to report more'
@@ -545,7 +545,7 @@ def _item_among(columns: Mapping[str, str], others: tuple[str | None, ...]) -> s
     rest = [name for name in columns if name not in (item, "count", *others)]
     is_only = columns.get(item) == "items" and all(columns[name] != "items" for name in rest)
     if item != "item" and rest and not is_only:
-        SimulationWarning.tell(
+        SimulationWarning.warn(
             f"the items are those of the column {item!r}, the first one; with item_column "
             f"(--item-column) they are those of another, such as {rest[0]!r}"
         )
@@ -566,7 +566,7 @@ def _warn_of_counts(
 
 
 def _warn_of_count(column: str, why: str) -> None:
-    SimulationWarning.tell(
+    SimulationWarning.warn(
         f"{why} a column {column!r}, which is not used: every row is one device; with "
         f"count_column={column!r} (--count-column {column}) a row is that many devices"
     )

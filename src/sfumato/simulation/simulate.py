@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -42,68 +42,41 @@ _Items = (
 )
 
 
-@overload
-def simulate(
-    question: _Question,
-    data: _Vectors,
-    *,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-    engine: Engine | None = None,
-    protocol: bool = False,
-    progress: Progress | None = None,
-) -> MeanRelease: ...
+class _Run(TypedDict, total=False):
+    """How `simulate` runs."""
+
+    seed: int | None
+    ledger: Ledger | None
+    engine: Engine | None
+    protocol: bool
+    progress: Progress | None
+
+
+class _Columns(_Run, total=False):
+    """And the columns that have the roles."""
+
+    item_column: str | None
+    device_column: str | None
+    count_column: str | None
+    segment_column: str | None
 
 
 @overload
-def simulate(
-    question: _Question,
-    data: Path | str,
-    *,
-    item_column: str | None = None,
-    device_column: str | None = None,
-    count_column: str | None = None,
-    segment_column: str | None = None,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-    engine: Engine | None = None,
-    protocol: bool = False,
-    progress: Progress | None = None,
-) -> Any: ...
+def simulate(question: _Question, data: _Vectors, **options: Unpack[_Run]) -> MeanRelease: ...
+
+
+@overload
+def simulate(question: _Question, data: Path | str, **options: Unpack[_Columns]) -> Any: ...
 
 
 @overload
 def simulate(
-    question: _Question,
-    data: _Items | Population,
-    *,
-    item_column: str | None = None,
-    device_column: str | None = None,
-    count_column: str | None = None,
-    segment_column: str | None = None,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-    engine: Engine | None = None,
-    protocol: bool = False,
-    progress: Progress | None = None,
+    question: _Question, data: _Items | Population, **options: Unpack[_Columns]
 ) -> CountRelease: ...
 
 
 @overload
-def simulate(
-    question: _Question,
-    data: Data,
-    *,
-    item_column: str | None = None,
-    device_column: str | None = None,
-    count_column: str | None = None,
-    segment_column: str | None = None,
-    seed: int | None = None,
-    ledger: Ledger | None = None,
-    engine: Engine | None = None,
-    protocol: bool = False,
-    progress: Progress | None = None,
-) -> Any: ...
+def simulate(question: _Question, data: Data, **options: Unpack[_Columns]) -> Any: ...
 
 
 def simulate(

@@ -419,7 +419,7 @@ class MeanDesign(InCohorts):
         if self.top is not None:
             sizes |= {"top": self.top}
         if self.multiplier:
-            kind = "discrete Gaussian" if self.secure is None else "Skellam, in shares"
+            kind = "gaussian" if self.secure is None else "skellam, in shares"
             sizes |= {"noise": kind, "noise_multiplier": self.multiplier}
         if self.secure is not None:
             task = self.task(0, self.first_width)
@@ -454,7 +454,7 @@ def _warn_of_clipping(vectors: npt.NDArray[Any], clip: float) -> None:
     norms = norms[np.isfinite(norms)]  # other devices abstain
     clipped = float(np.mean(norms > clip * (1 + 1e-9))) if norms.size else 0.0
     if clipped > 0:
-        SimulationWarning.tell(
+        SimulationWarning.warn(
             f"{clipped:.1%} of the simulated vectors are longer than the clip {clip:g} and are "
             f"scaled down to it, so the mean is biased; half of the vectors are longer than "
             f"{float(np.median(norms)):.3g}"
